@@ -54,6 +54,10 @@ class OwnForward(Modules):
             raise InputError("output of the model", expected=expected, given=given, fix=fix)
         return found
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+
     def run(self, inputs: Tensor, watch: Watch) -> Tensor:
         """The output that is taken, or else the logits."""
         logits = None
@@ -79,7 +83,8 @@ class RepeatedLoop:
         ends: The call of each loop whose output is the state after it.
         injects: Whether a loop reads ``e`` beside the state. If not, a state takes the place of
             ``e`` in the first loop.
-        from_zeros: Whether the initial state is zero; else it is ``e``.
+        start: Name of the parameter or buffer that is the initial state at every position;
+            "zeros" without one; None if the initial state is ``e``.
         reads_inputs: Whether a loop reads the inputs in other ways than through ``e``, as in a
             mask of padding.
         blank: Repeated modules that may return their input before the state is put in, with an
@@ -92,18 +97,21 @@ class RepeatedLoop:
     entry: Place | None
     ends: tuple[Place, ...]
     injects: bool
-    from_zeros: bool = False
+    start: str | None = None
     reads_inputs: bool = False
-    blank: Mapping[str, Any] = field(default_factory=dict)
+    blank: Mapping[str, Any] = field(default_factory=dict, repr=False)
     n_ends: int = 0
 
     def embed(self, own: OwnForward, inputs: Tensor) -> Tensor:
         """The injected input."""
         return inputs if self.entry is None else own.run(inputs, Watch(take=self.entry))
 
-    def initial_state(self, e: Tensor, width: int) -> Tensor:
+    def initial_state(self, own: OwnForward, e: Tensor, width: int) -> Tensor:
         """The state before the first loop."""
-        return e.new_zeros(*e.shape[:-1], width) if self.from_zeros else e
+        if self.start is None:
+            return e
+        zeros = e.new_zeros(*e.shape[:-1], width)
+        return zeros if self.start == "zeros" else own.tensors()[self.start].expand_as(zeros)
 
     def step(
         self,

@@ -186,8 +186,8 @@ class RepeatedAdapter(TappedModel):
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
-        """The state before the first loop: ``e``, or zeros if the model starts from them."""
-        return self.loop.initial_state(e, self._state_width)
+        """The state before the first loop: ``e``, zeros, or a vector that the model has learnt."""
+        return self.loop.initial_state(self._own, e, self._state_width)
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS

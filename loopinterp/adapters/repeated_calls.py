@@ -189,20 +189,24 @@ class _Search:
     def _starts(
         self, loop: RepeatedLoop, e: Tensor, states: list[Tensor]
     ) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
-        """The loop with a state in place of ``e``, or beside it, from zeros or from ``e``."""
+        """The loop with a state in place of ``e``, or beside it and from each known start."""
         own, inputs = self.own, self.recording.inputs
         if e.shape == states[0].shape:
             follow = zip([e, *states], states)
             if all(alike(loop.step(own, h, e, inputs), after) for h, after in follow):
                 yield loop, [e, *states]
+        if e.shape[:2] != states[0].shape[:2]:
+            return
+        width, ends = states[0].shape[-1], pairwise(states)
         beside = replace(loop, injects=True)
-        starts = [(True, e.new_zeros(states[0].shape)), (False, e)]
-        for from_zeros, start in starts:
-            if start.shape != states[0].shape:
-                continue
-            follow = zip([start, *states], states)
-            if all(alike(beside.step(own, h, e, inputs), after) for h, after in follow):
-                yield replace(beside, from_zeros=from_zeros), [start, *states]
+        if not all(alike(beside.step(own, h, e, inputs), after) for h, after in ends):
+            return
+        # A tensor of the model that is one vector, [width] or [1, 1, width].
+        vectors = [k for k, x in own.tensors().items() if x.numel() == width == x.shape[-1]]
+        for start in ("zeros", None, *vectors):
+            h = replace(beside, start=start).initial_state(own, e, width)
+            if h.shape == states[0].shape and alike(beside.step(own, h, e, inputs), states[0]):
+                yield replace(beside, start=start), [h, *states]
 
 
 def _is_stream(x: Any) -> bool:
@@ -247,15 +251,19 @@ def find_loop(own: OwnForward, recording: Recording, block: Block) -> RepeatedLo
     search = _Search(own=own, recording=recording, block=block, loops=loops)
     inputs = recording.inputs
     other = _others(inputs)
-    fitting = False
+    fitting, found = False, None
     for loop, states in search.candidates():
         fitting = True
         if not alike(loop.read(own, states[-1], other), recording.logits):
             continue
-        e = loop.embed(own, inputs)
-        pairs = pairwise(states)
-        free = all(alike(loop.step(own, h, e, other), after) for h, after in pairs)
-        return replace(loop, reads_inputs=not free)
+        e, pairs = loop.embed(own, inputs), pairwise(states)
+        if all(alike(loop.step(own, h, e, other), after) for h, after in pairs):
+            return loop
+        found = found or replace(loop, reads_inputs=True)
+        if not loop.injects:  # an earlier call before the loop decides no more of it
+            break
+    if found is not None:
+        return found
     if fitting:
         expected, got = "logits that are read from the last state alone", "others"
         fix = "Pass forward=, up to the last state's readout, or write the four methods."

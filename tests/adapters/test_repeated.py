@@ -84,6 +84,20 @@ class Injected(Looped):
         return h
 
 
+class Learnt(Injected):
+    """The same, from a learnt vector, with the input beside the state in an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.h0, self.adapter = nn.Parameter(torch.randn(WIDTH)), nn.Linear(2 * WIDTH, WIDTH)
+
+    def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+        e, h = h, self.h0.expand_as(h)
+        for _ in range(self.n_loops):
+            h = self.layers[0](self.adapter(torch.cat((h, e), -1)), src_mask=mask)
+        return h
+
+
 class Plus(nn.Module):
     """A residual connection that is a module, as in x-transformers."""
 
@@ -181,6 +195,7 @@ CASES = {
     "looped": Case(Looped, "layers", 3, "layers.1", 2),
     "normed": Case(Normed, "layers", 3, "norm", 1),
     "injected": Case(Injected, "layers", 3, "layers.1", 2, injects=True),
+    "learnt": Case(Learnt, "layers", 3, "layers.0", 1, injects=True),
     "pre_norm": Case(PreNorm, "layers", 4, "layers.1.2", 0),
     "padded": Case(Padded, "layers", 3, "layers.1", 2),
     "features": Case(Features, "layer", 5, "layer", 1, features=True),
@@ -255,7 +270,9 @@ def test_logits_are_those_of_the_models_own_forward(name: str) -> None:
         assert close(model(inputs), own(name, inputs))
 
 
-@pytest.mark.parametrize("name", ["looped", "normed", "injected", "pre_norm", "padded", "albert"])
+@pytest.mark.parametrize(
+    "name", ["looped", "normed", "injected", "learnt", "pre_norm", "padded", "albert"]
+)
 @pytest.mark.parametrize("more", [-1, 2])
 def test_other_numbers_of_loops_are_those_of_a_model_built_so(name: str, more: int) -> None:
     inputs, n_loops = inputs_of(name, seed=1), CASES[name].n_loops + more
