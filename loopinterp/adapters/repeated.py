@@ -74,6 +74,9 @@ class RepeatedAdapter(TappedModel):
         forward: From the model and inputs to logits ``[batch, pos, class]``. None: ``logits``,
             ``last_hidden_state`` or the first such tensor of ``model(inputs)``.
 
+    A run costs more than the model's own forward, as each loop runs the layers before the first one
+    again, and with an injected input also the start of the second loop.
+
     Raises:
         InputError: If no such path exists, or nothing there is called twice; if arguments change
             between loops, or the output of a loop does not decide the next one; if logits depend
@@ -176,9 +179,8 @@ class RepeatedAdapter(TappedModel):
         all_pairs: bool = False,
         checked: bool = False,
     ) -> AttentionContext:
-        if not checked:
-            self.check_inputs(inputs, position_offset=offset)
-        return InputContext(inputs=inputs)
+        context = super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
+        return replace(context, inputs=inputs)  # type: ignore[call-arg]
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         return InputContext()
@@ -203,7 +205,12 @@ class RepeatedAdapter(TappedModel):
             got = "a state and an embedding"
             raise InputError("step", expected=expected, given=got, fix=fix)
         inputs = self._stand_in(h) if inputs is None else inputs
-        return self.loop.step(self._own, h, e, inputs, tapping)
+        after = self.loop.step(self._own, h, e, inputs, tapping)
+        if torch.is_grad_enabled() and h.requires_grad and not after.requires_grad:
+            expected, got = "gradients through the loop", "none: the model's own forward stops them"
+            fix = "Run it under torch.no_grad(), or take no_grad and detach out of its forward."
+            raise InputError("loop of the model", expected=expected, given=got, fix=fix)
+        return after
 
     def readout(self, h: Tensor) -> Tensor:
         """Logits of a state ``[*loop, batch, pos, d_state]``, by the forward after its loops."""

@@ -425,6 +425,21 @@ def test_gradients_reach_the_weights_and_the_first_loop(name: str) -> None:
     assert cache["loops.0.hook_state_post_grad"].abs().sum() > 0
 
 
+def test_a_forward_that_stops_gradients_says_so() -> None:
+    class Stopping(Looped):
+        def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.layers[0](h)
+            return self.layers[0](h)
+
+    torch.manual_seed(0)
+    model = adapt(Stopping().eval(), repeat="layers.0", inputs=inputs_of("looped"))
+    with torch.no_grad():
+        assert close(model(inputs_of("looped")), model.published(inputs_of("looped")))
+    with pytest.raises(InputError, match="stops them"):
+        model(inputs_of("looped"))
+
+
 @every
 def test_the_models_own_modules_are_left_as_they_were(name: str) -> None:
     model, inputs = adapted(name), inputs_of(name)
@@ -534,7 +549,7 @@ def test_a_state_of_one_input_in_the_run_of_another(name: str) -> None:
         assert torch.equal(changed[k, model.n_loops - loop], expected[0])
 
 
-@pytest.mark.parametrize("component", ["state", "resid_pre"])
+@pytest.mark.parametrize("component", ["state", "resid_pre", "layers.0.linear1.hook_out"])
 def test_a_patching_sweep_is_what_hooks_do(component: str) -> None:
     model, base, source = (
         adapted("looped"),
@@ -548,7 +563,8 @@ def test_a_patching_sweep_is_what_hooks_do(component: str) -> None:
     result = interventions.patching_sweep(
         model, base, source, n_loops=3, component=component, loops=[1], metric=metric
     )
-    site = "loops.1.hook_state_pre" if component == "state" else "loops.1.blocks.0.hook_resid_pre"
+    sites = {"state": "hook_state_pre", "resid_pre": "blocks.0.hook_resid_pre"}
+    site = f"loops.1.{sites.get(component, component)}"
     _, cache = model.run_with_cache(source, names_filter=site)
     patched = model.run_with_hooks(base, fwd_hooks=[(site, lambda x, hook: cache[site])])
     logits = patched, model(base), model(source)
