@@ -90,6 +90,17 @@ def _flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
     return leaves
 
 
+@contextmanager
+def same_kernels() -> Iterator[None]:
+    """One way to compute, with hooks on a module or without: attention's fast path is off."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 @torch.no_grad()
 def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
     """The calls of all modules inside a model in one run, in the order of their exits."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from loopinterp.adapters.module_calls import is_floats, need_example
+from loopinterp.adapters.module_calls import is_floats, need_example, same_kernels
 from loopinterp.adapters.module_sites import TappedModel, Tapping
 from loopinterp.adapters.own_forward import (
     Block,
@@ -114,8 +114,9 @@ class RepeatedAdapter(TappedModel):
     ) -> None:
         need_example(published, inputs)
         own = OwnForward(published, forward)
-        recording = record(own, inputs)
-        loop = _loop_of(own, recording, repeat)
+        with same_kernels():
+            recording = record(own, inputs)
+            loop = _loop_of(own, recording, repeat)
         at = {call.place: call for call in recording.calls}
         end = at[loop.ends[0]]
         axes = recording.axes(end)

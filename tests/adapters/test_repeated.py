@@ -408,6 +408,36 @@ def test_a_module_that_runs_twice_in_a_loop_has_two_addresses() -> None:
     assert close(model.run_with_hooks(tokens, fwd_hooks=hooks), expected)
 
 
+def test_a_module_that_also_runs_around_the_loop_is_hooked_inside_it() -> None:
+    class Around(Looped):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.norm = nn.LayerNorm(WIDTH)
+
+        def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+            h = self.norm(h)
+            for _ in range(self.n_loops):
+                h = self.norm(self.layers[0](h, src_mask=mask))
+            return self.norm(2 * h + 1)
+
+    torch.manual_seed(0)
+    theirs, tokens = Around().eval(), inputs_of("looped")
+    model = adapt(theirs, repeat="layers", inputs=tokens)
+    assert close(model(tokens), theirs(tokens)) and model.loop.ends[0] == ("layers.0", 0)
+    for loop in range(3):
+        with edited(theirs.norm, loop, torch.tanh):
+            expected = theirs(tokens)
+        hooks = [(f"loops.{loop}.norm.hook_out", lambda x, hook: x.tanh())]
+        assert close(model.run_with_hooks(tokens, fwd_hooks=hooks), expected)
+
+
+def test_half_precision_is_its_own_precision() -> None:
+    half = copy.deepcopy(published("looped")).bfloat16()
+    model = adapt(half, repeat="layers", inputs=inputs_of("looped"))
+    logits = model(inputs_of("looped", 2, 5)), half(inputs_of("looped", 2, 5))
+    assert logits[0].dtype == torch.bfloat16 and torch.equal(*logits)
+
+
 @every
 def test_gradients_reach_the_weights_and_the_first_loop(name: str) -> None:
     model, inputs = adapted(name), inputs_of(name, seed=1)
@@ -607,6 +637,15 @@ class Signal(Looped):
         return h
 
 
+class Faint(Looped):
+    """The same, as faint as the rounding of half precision."""
+
+    def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+        for t in range(self.n_loops):
+            h = self.layers[0](h + 1e-4 * t)
+        return h
+
+
 class Branches(Looped):
     """The block reads the embedding each time; its outputs are summed."""
 
@@ -720,6 +759,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str | None, str]] = {
     "untied, unnamed": (Once, None, "untied layers"),
     "an argument changes": (Timed, "block", "argument 'when' of 'block'.*loop 1.*loop"),
     "a signal between": (Signal, "layers.0", "repeat: expected a state.*four methods"),
+    "a faint signal": (Faint, "layers.0", "repeat: expected a state"),
+    "a faint signal in half precision": (
+        lambda: Faint().bfloat16(),
+        "layers.0",
+        "repeat: expected a state",
+    ),
     "not fed back": (Branches, "layers.0", "repeat: expected a state.*four methods"),
     "logits of all states": (Halting, "layers.0", "logits that are read from the last state alone"),
     "two states": (Carry, "layers.0", "repeat: expected a state"),
