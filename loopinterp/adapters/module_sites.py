@@ -46,7 +46,7 @@ def axes_of(
     return None if axes.count("key") > 1 else tuple(axes)
 
 
-def _laid_out(
+def laid_out(
     first: Sequence[int], second: Sequence[int], sizes: Sequence[tuple[int, int]]
 ) -> tuple[Layout, Axes] | None:
     """Layout and axes of an activation, from its shapes at two sizes; None for another order."""
@@ -87,7 +87,7 @@ def slots_of(
             (True, call.given, twin.given),
             (False, call.returned, twin.returned),
         ):
-            placed = None if x is None or y is None else _laid_out(x.shape, y.shape, sizes)
+            placed = None if x is None or y is None else laid_out(x.shape, y.shape, sizes)
             if placed is None:
                 continue
             layout, axes = placed

@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.adapters.module_calls import (
     Call,
+    Layout,
     Modules,
     Place,
     Watch,
@@ -17,7 +18,7 @@ from loopinterp.adapters.module_calls import (
     is_floats,
     record_calls,
 )
-from loopinterp.adapters.module_sites import Tapping, axes_of
+from loopinterp.adapters.module_sites import Tapping, laid_out
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
 from loopinterp.models.run_inputs import spell
@@ -90,6 +91,7 @@ class RepeatedLoop:
         blank: Repeated modules that may return their input before the state is put in, with an
             output of theirs.
         n_ends: Calls of the state's module in one forward.
+        flat: Whether that module returns ``[batch * pos, width]``, as a recurrent cell does.
     """
 
     block: Block
@@ -101,6 +103,7 @@ class RepeatedLoop:
     reads_inputs: bool = False
     blank: Mapping[str, Any] = field(default_factory=dict, repr=False)
     n_ends: int = 0
+    flat: bool = False
 
     def embed(self, own: OwnForward, inputs: Tensor) -> Tensor:
         """The injected input."""
@@ -128,18 +131,23 @@ class RepeatedLoop:
         else:
             put[self.entry] = entering
         if self.injects:
-            put[self.ends[0]] = h
+            put[self.ends[0]] = self._returned(h)
         watch = Watch(
             put=put,
             take=self.ends[1 if self.injects else 0],
             opens=self.ends[0] if self.injects else self.entry,
             blank=self.blank if self.injects else {},
         )
-        return own.run(inputs, watch if tapping is None else tapping(watch))
+        after = own.run(inputs, watch if tapping is None else tapping(watch))
+        return after.unflatten(0, (len(h), -1)) if self.flat else after
+
+    def _returned(self, h: Tensor) -> Tensor:
+        """A state as its module returns it."""
+        return h.flatten(0, 1) if self.flat else h
 
     def read(self, own: OwnForward, h: Tensor, inputs: Tensor) -> Tensor:
         """Logits of a state, in the model's own forward; ``inputs`` only have the right shape."""
-        watch = Watch(put={self.ends[-1]: h}, blank=self.blank)
+        watch = Watch(put={self.ends[-1]: self._returned(h)}, blank=self.blank)
         logits = own.run(inputs, watch)
         if watch.counts[self.ends[-1][0]] != self.n_ends:
             expected = f"{self.n_loops} loops for every input"
@@ -164,12 +172,19 @@ class Recording:
         """Batch and positions of both."""
         return [(x.shape[0], x.shape[1]) for x in (self.inputs, self.other_inputs)]
 
-    def axes(self, call: Call) -> Axes | None:
-        """Axes of the output of a call."""
+    def placed(self, call: Call) -> tuple[Layout, Axes] | None:
+        """Layout and axes of the output of a call; None for another order of axes."""
         twin = self.other_calls[self.calls.index(call)]
         if call.returned is None or twin.returned is None:
             return None
-        return axes_of(call.returned.shape, twin.returned.shape, self.sizes)
+        return laid_out(call.returned.shape, twin.returned.shape, self.sizes)
+
+    def state(self, call: Call) -> Tensor | None:
+        """The output of a call as ``[batch, pos, width]``; None if it is no such tensor."""
+        placed, x = self.placed(call), call.returned
+        if placed is None or x is None or len(placed[1]) != 2 or placed[0] == "pos":
+            return None
+        return x.unflatten(0, (len(self.inputs), -1)) if placed[0] == "flat" else x
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ from loopinterp.adapters.repeated_calls import (
     repeated_blocks,
 )
 from loopinterp.core.errors import InputError
+from loopinterp.models.addresses import Axes
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens, need_examples, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Taps
@@ -118,20 +119,15 @@ class RepeatedAdapter(TappedModel):
             recording = record(own, inputs)
             loop = _loop_of(own, recording, repeat)
         at = {call.place: call for call in recording.calls}
-        end = at[loop.ends[0]]
-        axes = recording.axes(end)
-        assert end.returned is not None
-        if axes is None or len(axes) != 2:
-            expected, fix = "a state [batch, pos, width]", "Name modules that return such a tensor."
-            got = spell(end.returned)
-            raise InputError(f"output of {end.path!r}", expected=expected, given=got, fix=fix)
+        placed = recording.placed(at[loop.ends[0]])
+        assert placed is not None  # as the search has tested
+        axes, width = placed[1], int(placed[1][-1])
+        e_axes: Axes = ("pos", inputs.shape[-1])
+        if loop.entry is not None and (entry := recording.placed(at[loop.entry])) is not None:
+            e_axes = entry[1]
         # Modules in several places may be parts of layers: norms, attention.
         has_layers = repeat is not None or len(loop.block) == 1
         slots = loop_slots(own, recording, loop, has_layers=has_layers)
-        width = end.returned.shape[-1]
-        e_axes = ("pos", inputs.shape[-1])
-        if loop.entry is not None:
-            e_axes = recording.axes(at[loop.entry]) or axes
         super().__init__(
             published,
             slots,

@@ -169,8 +169,8 @@ class _Search:
         # A model may read more of its early loops than the state: then they are computed.
         for skipped in [blank, {}] if blank else [{}]:
             for ends in self.ends():
-                states = [call.returned for call in ends]
-                if not all(map(_is_stream, states)):
+                states = [self.recording.state(call) for call in ends]
+                if any(x is None for x in states):
                     continue
                 for entry in self.entries():
                     loop = RepeatedLoop(
@@ -180,6 +180,7 @@ class _Search:
                         ends=tuple(call.place for call in ends),
                         injects=False,
                         blank=skipped,
+                        flat=ends[0].returned is not states[0],
                         n_ends=sum(x.path == ends[0].path for x in self.recording.calls),
                     )
                     e = self.recording.inputs if entry is None else entry.returned
@@ -343,7 +344,7 @@ def loop_slots(
     ]
     before = recording.inputs if loop.entry is None else at[loop.entry].returned
     before = None if loop.injects else before
-    after = second.returned if loop.injects else first.returned
+    after = recording.state(second if loop.injects else first)
     assert after is not None
     calls, twins = [call for call, _ in here], [twin for _, twin in here]
     layers = _layers(own, loop.block, calls, before, after) if has_layers else []

@@ -178,7 +178,7 @@ def need_hooks(model: object) -> None:
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         expected = "a LoopedTransformer or an adapter: heads and layers need hooks"
-        fix = "Study its states, or use models.convert_model or adapters.adapt."
+        fix = "Study its states, or use adapters.adapt(model, inputs=…) or convert_model."
         raise InputError("model", expected=expected, given=type(model).__name__, fix=fix)
 
 
