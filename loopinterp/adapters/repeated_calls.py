@@ -66,7 +66,7 @@ def block_of(own: OwnForward, calls: Sequence[Call], repeat: str | Sequence[str]
     if counts and max(counts) > 1:
         return block
     several = repeated_blocks(own, calls)
-    got = f"{block[0]!r}, called {max(counts, default=0)} times"
+    got = f"{block[0]!r}, {'called once' if counts else 'never called'}"
     if max(counts, default=0) == 1 and not often[block[0]]:
         got = f"{block[0]!r}, whose layers have weights of their own and are called once"
         if _shares_weights(own.by_path[block[0]]):
@@ -198,9 +198,9 @@ class _Search:
                 yield loop, [e, *states]
         if e.shape[:2] != states[0].shape[:2]:
             return
-        width, ends = states[0].shape[-1], pairwise(states)
+        width, follow = states[0].shape[-1], pairwise(states)
         beside = replace(loop, injects=True)
-        if not all(alike(beside.step(own, h, e, inputs), after) for h, after in ends):
+        if not all(alike(beside.step(own, h, e, inputs), after) for h, after in follow):
             return
         # A tensor of the model that is one vector, [width] or [1, 1, width].
         vectors = [k for k, x in own.tensors().items() if x.numel() == width == x.shape[-1]]

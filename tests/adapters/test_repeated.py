@@ -766,9 +766,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str | None, str]] = {
     "called once": (
         Looped,
         "coda",
-        "'coda', called 1 times. Pass repeat='layers', called 3 times",
+        "'coda', called once. Pass repeat='layers', called 3 times",
     ),
-    "never called": (lambda: Normed(), "coda.self_attn.out_proj", "called 0 times"),
+    "never called": (lambda: Normed(), "coda.self_attn.out_proj", "never called"),
     "untied": (Once, "layers", "weights of their own.*no looped model"),
     "tied, untied modules": (Shared, "layers", "different modules that share weights"),
     "untied, unnamed": (Once, None, "untied layers"),
