@@ -4,6 +4,7 @@ from .adapt import load_published as load_published
 from .adapt import load_tokenizer as load_tokenizer
 from .adapt import tokenize as tokenize
 from .albert import AlbertAdapter as AlbertAdapter
+from .four_methods import FourMethodAdapter as FourMethodAdapter
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter
 from .huginn import HuginnAdapter as HuginnAdapter
@@ -14,3 +15,4 @@ from .nested_loops import NestedModel as NestedModel
 from .ouro import OuroAdapter as OuroAdapter
 from .published_model import PublishedConfig as PublishedConfig
 from .published_model import PublishedModel as PublishedModel
+from .repeated import RepeatedAdapter as RepeatedAdapter

@@ -146,6 +146,8 @@ class PublishedConfig(ShortRepr):
     Attributes:
         architecture: Class of the published model.
         n_loops: Its own number of loops.
+        d_vocab: Input tokens; None: unknown, or features.
+        causal: Whether no position sees later ones; None: unknown.
         n_ctx: Positions at most; None: no bound.
         options: Options of the adapter.
         published: Its own configuration, JSON-ready.
@@ -153,9 +155,9 @@ class PublishedConfig(ShortRepr):
 
     architecture: str
     n_loops: int
-    d_vocab: int
+    d_vocab: int | None
     d_vocab_out: int
-    causal: bool = True
+    causal: bool | None = True
     n_ctx: int | None = None
     options: Mapping[str, Any]
     published: Mapping[str, Any]
@@ -194,7 +196,7 @@ class PublishedModel(HookedRun):
         site_map: SiteMap,
         *,
         n_loops: int,
-        d_vocab: int,
+        d_vocab: int | None,
         options: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -268,7 +270,8 @@ class PublishedModel(HookedRun):
         if isinstance(position_offset, torch.Tensor) or position_offset:
             offset = {"position_offset": position_offset}
             refuse(offset, "0 for a published model", "Leave it out.")
-        check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
+        if self.config.d_vocab is not None:
+            check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         n_ctx = self.config.n_ctx

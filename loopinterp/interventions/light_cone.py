@@ -251,6 +251,8 @@ class LightCone:
         for h in self.states[:-1]:
             keys.append([])
             run.advance(h, run.e, replace(run.context, remember=remember))
+            if not keys[0]:  # attention of a model's own code remembers none
+                return None
             if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > most:
                 return None
         return keys

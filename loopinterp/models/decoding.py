@@ -110,7 +110,11 @@ def greedy_decode(
     if isinstance(model, HookedRun):
         model.check_inputs(tokens[:, :longest], position_offset=position_offset)
     # Without hooks, which would need all positions.
-    opened = isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
+    opened = (
+        isinstance(model, HookedRun)
+        and model.keeps_keys
+        and not model._hooked(_most(loops), is_set=True)
+    )
     run = (_Cached if use_cache and opened else _Recomputed)(model, tokens, loops, position_offset)
     rows, last, n_new = torch.arange(len(tokens), device=tokens.device), lengths - 1, 0
     going = torch.ones_like(rows, dtype=torch.bool)

@@ -174,7 +174,7 @@ def need_hooks(model: object) -> None:
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         expected = "a LoopedTransformer or an adapter: heads and layers need hooks"
-        fix = "Study its states, or use models.convert_model or adapters.adapt."
+        fix = "Study its states, or use adapters.adapt(model, inputs=…) or convert_model."
         raise InputError("model", expected=expected, given=type(model).__name__, fix=fix)
 
 
@@ -265,7 +265,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
             fix = "Take a copy from before it broke, or train anew with a lower learning rate."
             raise InputError(f"weight {name}", expected="finite numbers", given=got, fix=fix)
     for name, module in getattr(model, "named_modules", tuple)():
-        _need_evaluation(name or "model", module)
+        need_evaluation(name or "model", module)
         if need_no_hooks := getattr(module, "need_no_hooks", None):
             need_no_hooks()
     described = _without_weights(model)
@@ -299,7 +299,7 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if name not in again}
 
 
-def _need_evaluation(name: str, module: nn.Module) -> None:
+def need_evaluation(name: str, module: nn.Module) -> None:
     """Raise on a module in training mode with randomness or batch statistics."""
     if not module.training:
         return

@@ -44,6 +44,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     """
 
     repeatable = True
+    keeps_keys = True
+    """Whether its attention keeps keys and values where its context remembers them."""
 
     # The protocol
 
