@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from html import escape
 from importlib.resources import files
 from typing import Any, ClassVar
 
 import numpy as np
 
 from loopinterp.core.results import Finding, Result, findings_of
+
+_FRAME_STYLE = "width: 100%; height: 52rem; border: 0; resize: vertical"
+_FRAMED = """<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<style>body {{ margin: 0; font-family: system-ui, sans-serif }} {style}</style>
+<div class="explorer"></div><script type="application/json" class="exploration-json">{data}</script>
+<script>{script}</script>"""
 
 NOT_SAID = -32768
 """In place of a variable's value that an answer leaves open, and outside an example."""
@@ -126,6 +133,14 @@ class Exploration(Result, kind="exploration"):
     n_examples: int
     lens: str = "coda"
     of_other_weights: bool = False
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the findings, and the explorer in a frame of its own."""
+        page = _FRAMED.format(
+            style=read_asset("explorer.css"), data=page_json(self), script=page_script()
+        )
+        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{_FRAME_STYLE}"></iframe>'
+        return super()._repr_html_() + frame
 
 
 @findings_of.register
@@ -238,3 +253,8 @@ def script() -> str:
     names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
     texts = [re.sub(r"^import [^;]*;\n", "", read_asset(f"{n}.js"), flags=re.M) for n in names]
     return "\n".join(re.sub(r"^export ", "", text, flags=re.M) for text in texts)
+
+
+def page_script() -> str:
+    """The script that shows the explorations of a page; nothing of it is a global of the page."""
+    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer_page.js")}}})();'
