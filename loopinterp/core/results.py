@@ -114,7 +114,7 @@ def study(seed: int, **config: Any) -> Iterator[Stopwatch]:
     yield Stopwatch(check_seed(seed), config)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Figure:
     """A figure as the report shows it.
 
@@ -145,11 +145,21 @@ class Figure:
         save_figure = importlib.import_module("loopinterp.figures").save_figure
         return save_figure(self.plot, path, title=self.title, width=width)
 
-    def _ipython_display_(self) -> None:
-        """In a notebook: the figure itself."""
-        from IPython.display import display
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}, {type(self.plot).__name__})"
 
-        display(self.plot)
+    def _ipython_display_(self) -> None:
+        """In a notebook: the title, the figure, how to read it, and the control."""
+        from IPython.display import HTML, display
+
+        parts = {"p": (self.caption, self.control), "pre": (self.code,)}
+        below = "".join(
+            f"<{tag}>{escape(text)}</{tag}>"
+            for tag, texts in parts.items()
+            for text in texts
+            if text
+        )
+        display(HTML(f"<p><b>{escape(self.title)}</b></p>"), self.plot, HTML(below))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from loopinterp.core.errors import InputError, check_choice
 from loopinterp.figures.circuit_graph import CircuitGraph, figure_markup
 
 _TITLE = 34  # pixels of a title
+_GAP = 12  # pixels between legend and panel titles
 
 
 def titled(plot: go.Figure, title: str) -> go.Figure:
@@ -25,7 +26,9 @@ def titled(plot: go.Figure, title: str) -> go.Figure:
         heading = {"text": f"<b>{figure_markup(title)}</b>", "font": {"size": 16}, "x": 0.01}
         heading |= {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 12}}
         # Placed in the container, the legend takes its room below the title from the plot.
-        legend = {"yref": "container", "y": 1 - _TITLE / height, "yanchor": "top"}
+        legend = {"yref": "container", "y": 1 - (_TITLE - _GAP) / height, "yanchor": "top"}
+        # A clear border is the only room that a legend of several rows leaves to panel titles.
+        legend |= {"borderwidth": _GAP, "bordercolor": "rgba(0, 0, 0, 0)"}
         margin = (copy.layout.margin.t or 44) + _TITLE
         copy.update_layout(title=heading, legend=legend, height=height, margin_t=margin)
     return copy
