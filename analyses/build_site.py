@@ -69,7 +69,7 @@ LIVE_PAGES = (
     LivePage("report", "the demo's report", write_report),
     LivePage(
         "finite-state",
-        "the report of a model that is a program",
+        "the report of a finite-state model",
         lambda demo, page: write_report(demo / "finite-state", page),
     ),
     LivePage("comparison", "three models side by side", side_by_side),
