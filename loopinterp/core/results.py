@@ -152,14 +152,11 @@ class Figure:
         """In a notebook: the title, the figure, how to read it, and the control."""
         from IPython.display import HTML, display
 
-        parts = {"p": (self.caption, self.control), "pre": (self.code,)}
-        below = "".join(
-            f"<{tag}>{escape(text)}</{tag}>"
-            for tag, texts in parts.items()
-            for text in texts
-            if text
-        )
-        display(HTML(f"<p><b>{escape(self.title)}</b></p>"), self.plot, HTML(below))
+        parts = [("p", self.caption), ("p", self.control), ("pre", self.code)]
+        below = "".join(f"<{tag}>{escape(text)}</{tag}>" for tag, text in parts if text)
+        display(HTML(f"<p><b>{escape(self.title)}</b></p>"), self.plot)
+        if below:
+            display(HTML(below))
 
 
 @dataclass(frozen=True)

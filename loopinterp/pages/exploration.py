@@ -17,12 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopinterp.core.results import Finding, Result, findings_of
+from loopinterp.figures.circuit_graph import security_policy
 
 _FRAME_STYLE = "width: 100%; height: 40rem; border: 0"
 _FIT = """new ResizeObserver(() => {
   if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 8}px`;
 }).observe(document.body);"""
-_FRAMED = """<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+_FRAMED = """<!doctype html><meta charset="utf-8">{policy}
+<meta name="color-scheme" content="light dark">
 <style>body {{ margin: 0; font-family: system-ui, sans-serif }} {style}</style>
 <div class="explorer"></div><script type="application/json" class="exploration-json">{data}</script>
 <script>{script}</script>"""
@@ -140,7 +142,8 @@ class Exploration(Result, kind="exploration"):
     def _repr_html_(self) -> str:
         """In a notebook: the findings, and the explorer in a frame of its own."""
         script = page_script() + _FIT
-        page = _FRAMED.format(style=read_asset("explorer.css"), data=page_json(self), script=script)
+        parts = {"policy": security_policy([script]), "style": read_asset("explorer.css")}
+        page = _FRAMED.format(data=page_json(self), script=script, **parts)
         frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{_FRAME_STYLE}"></iframe>'
         return super()._repr_html_() + frame
 
