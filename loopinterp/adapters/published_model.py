@@ -35,21 +35,29 @@ def layer_sites(
     *,
     before: bool,
     after: bool,
+    of_sum: bool = False,
     rotary: bool = True,
     grouped: bool = False,
+    gated: bool = True,
     gate: str | None = None,
 ) -> Sites:
-    """Components of a layer with a gated MLP, in the order they fire.
+    """Components of a layer, in the order they fire.
 
     Args:
         before: Whether there are norms before attention and MLP (``ln1``, ``ln2``).
-        after: Whether there are norms after them (``ln1_post``, ``ln2_post``), of their output or
-            of its sum with the stream.
+        after: Whether there are norms after them (``ln1_post``, ``ln2_post``), of their output.
+        of_sum: Whether the norms after them are of the sum of their output and the stream.
         rotary: Whether queries and keys are rotated.
         grouped: Whether keys and values have fewer heads than queries.
+        gated: Whether the MLP has a factor beside its activation (``mlp.hook_pre_linear``).
         gate: The kind of the gate on heads (``attn.hook_gate``), if any.
     """
     kv = "kv_head" if grouped else "head"
+
+    def written(norm: str, output: str) -> Sites:
+        sites = norm_sites(norm, present=after)
+        return {output: "residual", **sites} if of_sum else {**sites, output: "residual"}
+
     return {
         "hook_resid_pre": "residual",
         **norm_sites("ln1", present=before),
@@ -61,15 +69,13 @@ def layer_sites(
         "attn.hook_pattern": "pattern",
         "attn.hook_z": "head",
         **({} if gate is None else {"attn.hook_gate": gate}),
-        **norm_sites("ln1_post", present=after),
-        "hook_attn_out": "residual",
+        **written("ln1_post", "hook_attn_out"),
         "hook_resid_mid": "residual",
         **norm_sites("ln2", present=before),
         "mlp.hook_pre": "neuron",
-        "mlp.hook_pre_linear": "neuron",
+        **({"mlp.hook_pre_linear": "neuron"} if gated else {}),
         "mlp.hook_post": "neuron",
-        **norm_sites("ln2_post", present=after),
-        "hook_mlp_out": "residual",
+        **written("ln2_post", "hook_mlp_out"),
         "hook_resid_post": "residual",
     }
 

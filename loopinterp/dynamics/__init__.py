@@ -1,4 +1,4 @@
-"""Fixed points of the loop: solvers, convergence, regimes, stability, readout, extrapolation."""
+"""Dynamics of the loop: fixed points, convergence, regimes, stability, rotation, extrapolation."""
 
 import lazy_loader
 

@@ -56,6 +56,9 @@ from .regimes import SettlingClasses as SettlingClasses
 from .regimes import SettlingCriteria as SettlingCriteria
 from .regimes import classify_regimes as classify_regimes
 from .regimes import classify_settling as classify_settling
+from .rotation import Rotation as Rotation
+from .rotation import find_rotation as find_rotation
+from .rotation import lag_distance as lag_distance
 from .runs import LoopMeasures as LoopMeasures
 from .runs import run_loops as run_loops
 from .runs import stream_measures as stream_measures

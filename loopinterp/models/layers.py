@@ -26,6 +26,38 @@ if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
 
+def tapped_norm(
+    x: Float[Tensor, "*shape d_model"],
+    weight: Float[Tensor, "*model d_model"],
+    bias: Float[Tensor, "*model d_model"] | None,
+    eps: float,
+    tap: Tap = SILENT,
+    name: str = "",
+) -> Float[Tensor, "*shape d_model"]:
+    """:func:`~loopinterp.models.weights.norm`, past the hooks of its scale and normed vector."""
+    scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
+    if tap is SILENT or not tap.listens(scale_name, normalized_name):
+        return norm(x, weight, bias, eps)
+    if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
+        # The recorded values are rounded; the run does not use them.
+        wide = x.float()
+        centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
+        scale = (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        tap(scale_name, scale.to(x.dtype))
+        tap(normalized_name, (centred / scale).to(x.dtype))
+        return norm(x, weight, bias, eps)
+    if bias is not None and not tap.edits(scale_name):
+        # One fused operation gives both, as long as no hook may change the scale.
+        normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, eps)
+        tap(scale_name, inverse.reciprocal())
+    else:
+        centred = x if bias is None else x - x.mean(-1, keepdim=True)
+        scale = (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        normalized = centred / tap(scale_name, scale)
+    normalized = tap(normalized_name, normalized)
+    return normalized * weight if bias is None else torch.addcmul(bias, normalized, weight)
+
+
 class Norm(nn.Module):
     r"""LayerNorm, ``(x - mean) / sqrt(var + eps) * w + b``, or RMSNorm, ``x / rms(x) * w``."""
 
@@ -43,28 +75,7 @@ class Norm(nn.Module):
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
     ) -> Float[Tensor, "*shape d_model"]:
         """The normed vector; the tap sees its scale, and ``centred / scale`` before the weight."""
-        weight, bias = self.weight, self.bias
-        scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
-        if tap is SILENT or not tap.listens(scale_name, normalized_name):
-            return norm(x, weight, bias, self.eps)
-        if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
-            # The recorded values are rounded; the run does not use them.
-            wide = x.float()
-            centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
-            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-            tap(scale_name, scale.to(x.dtype))
-            tap(normalized_name, (centred / scale).to(x.dtype))
-            return norm(x, weight, bias, self.eps)
-        if bias is not None and not tap.edits(scale_name):
-            # One fused operation gives both, as long as no hook may change the scale.
-            normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)
-            tap(scale_name, inverse.reciprocal())
-        else:
-            centred = x if bias is None else x - x.mean(-1, keepdim=True)
-            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-            normalized = centred / tap(scale_name, scale)
-        normalized = tap(normalized_name, normalized)
-        return normalized * weight if bias is None else torch.addcmul(bias, normalized, weight)
+        return tapped_norm(x, self.weight, self.bias, self.eps, tap, name)
 
 
 class MLP(nn.Module):

@@ -83,7 +83,7 @@ class AttentionContext:
     """The input of attention that all loops share."""
 
     # Added to the scores: relative bias, and minus infinity where attention is barred. One block
-    # of all positions, or the blocks of a window.
+    # of all positions for all examples, one for each, or the blocks of a window.
     mask: Float[Tensor, "#block #head query key"] | None = None
     is_causal: bool = False  # the mask is the plain causal one, and `mask` None
     window: int | None = None  # block by block, within a causal window of so many keys
@@ -122,9 +122,10 @@ class AttentionContext:
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
-        if self.qk_offset is None:
-            return self
-        return replace(self, qk_offset=self.qk_offset[rows])
+        mask, offset = self.mask, self.qk_offset
+        if mask is not None and self.window is None and len(mask) > 1:  # one for each example
+            mask = mask[rows]
+        return replace(self, mask=mask, qk_offset=None if offset is None else offset[rows])
 
 
 class RelativeBias(nn.Module):

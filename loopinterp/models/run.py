@@ -14,6 +14,7 @@ from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
+from loopinterp.models.protocol import takes_loop
 from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
@@ -97,7 +98,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """
         self.need_no_hooks()
         e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
-        return Iteration(e, self.initial_state(e), self.run_loop, self.readout, context)
+        how = {"context": context, "takes_loop": takes_loop(self)}
+        return Iteration(e, self.initial_state(e), self.run_loop, self.readout, **how)
 
     # Runs
 
