@@ -131,7 +131,6 @@ def verdict_table(verdict: Verdict) -> str:
         "indistinguishable from the closest": verdict.indistinguishable,
     }
     rows = {role: quoted(names, len(names)) if names else "none" for role, names in roles.items()}
-    rows["delays followed"] = f"{verdict.followed_for + 1} of {verdict.longest_delay + 1}"
     table = "".join(f"<tr><th>{a}</th><td>{escape(b)}</td></tr>" for a, b in rows.items())
     why = why_none(verdict) or f"Identified: {rows['identified']}."
     return f"<p>{escape(why)}</p><table>{table}</table>"

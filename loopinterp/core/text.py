@@ -66,12 +66,15 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
-    """A notebook's view: the title, and a row for each field."""
+def as_table(title: str, values: Iterable[tuple[str, Any]], *, fold: str = "") -> str:
+    """A notebook's view: the title, and a row for each field, in a fold of that name if given."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )
-    return f"<p><code>{escape(title)}</code></p><table>{rows}</table>"
+    table = f"<table>{rows}</table>"
+    if fold:
+        table = f"<details><summary>{escape(fold)}</summary>{table}</details>"
+    return f"<p><code>{escape(title)}</code></p>{table}"
 
 
 def _cut(text: str) -> str:

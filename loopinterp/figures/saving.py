@@ -17,8 +17,10 @@ _TITLE = 34  # pixels of a title
 _GAP = 12  # pixels between legend and panel titles
 
 
-def titled(plot: go.Figure, title: str) -> go.Figure:
-    """A copy of a figure with a title above its legend, on a white page."""
+def titled(plot: go.Figure | CircuitGraph, title: str) -> go.Figure | CircuitGraph:
+    """A copy of a figure with a title above its legend, on a white page; a graph has its own."""
+    if isinstance(plot, CircuitGraph):
+        return plot
     copy: Any = go.Figure(plot)
     copy.update_layout(paper_bgcolor="white", plot_bgcolor="white")
     if title:
@@ -66,7 +68,7 @@ def save_figure(
         text = plot.to_html() if kind == ".html" else plot.to_svg(width=float(width))
         path.write_text(text, encoding="utf-8")
         return path
-    figure = titled(plot, title)
+    figure: Any = titled(plot, title)
     if kind == ".html":
         figure.write_html(path, include_plotlyjs=True)
         return path

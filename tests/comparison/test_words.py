@@ -192,12 +192,10 @@ def test_a_notebook_shows_the_programs_of_a_verdict_and_its_reasons():
         identified=None,
         closest="late_ripple",
         clean_fits=["late_ripple", "<b>"],
-        followed_for=1,
-        longest_delay=4,
         reasons=[Reason("no_effect")],
     )
     table = verdict_table(none)
-    assert "“late ripple” and “&lt;b&gt;”" in table and "2 of 5" in table
+    assert "“late ripple” and “&lt;b&gt;”" in table
     assert why_none(none) in table and "Identified:" not in table
     assert none._repr_html_() == table
     assert "Identified: “late ripple”" in verdict_table(
