@@ -152,7 +152,7 @@ def train(
 
 
 def _spell_stages(stages: list[loopinterp.training.FiniteStage]) -> tuple[Any, str]:
-    """What became of each number of bits, and which run is the smallest that is right."""
+    """The outcome for each number of bits, and the smallest run that is right."""
     document, lines = [], []
     for stage in stages:
         run, bits = stage.run.folder, stage.n_bits

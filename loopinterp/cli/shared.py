@@ -1,4 +1,4 @@
-"""What several commands share: options and arguments, what is printed, and the program itself."""
+"""What several commands share: options, arguments, output, and the program itself."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class _Command(TyperCommand):
 
 
 def command(*examples: str, name: str | None = None) -> Any:
-    r"""Makes the function below a command; ``\b`` keeps the line breaks of its examples."""
+    r"""Makes a function a command; ``\b`` keeps the line breaks of its examples."""
     lines = "\n".join(f"  loopinterp {line}" for line in examples)
     return app.command(name, cls=_Command, epilog=f"\b\nExamples:\n{lines}")
 
 
 def read_path(path: str | Path) -> Path:
-    """A path as it was given, or by default; an empty one would be the folder one is in."""
+    """A path; an empty one is refused, as it would be the current folder."""
     text = str(path)
     if not text.strip() or "\0" in text:
         raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
@@ -106,7 +106,7 @@ StudySeed = Annotated[int, Option("--seed", **SEED, help="Seed of the examples d
 
 
 def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[str, Any]:
-    """What every study is given; sets the number of threads."""
+    """Options of every study; sets the number of threads."""
     import torch
 
     torch.set_num_threads(threads)
@@ -114,7 +114,7 @@ def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[
 
 
 def read_numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them; none if there is no text."""
+    """Whole numbers separated by commas; none if the text is empty."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
@@ -123,7 +123,6 @@ def read_numbers(option: str, text: str) -> list[int]:
 
 
 def print_document(document: Any, text: str, as_json: bool) -> None:
-    """Print the document as JSON, or else the text."""
     from loopinterp.core.storage import spell_json
 
     typer.echo(spell_json(document, indent=1) if as_json else text)
@@ -139,13 +138,13 @@ def next_step(command: str, run: Path) -> str:
 
 
 def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:
-    """What results say in plain words: as JSON has it, and as a list to read."""
+    """Findings of results, as JSON and as a list to read."""
     findings = loopinterp.app.workflow.in_reading_order(results)
     return [*map(dataclasses.asdict, findings)], "\n".join(f"- {one.text}" for one in findings)
 
 
 def spell_run(run: Path, record: loopinterp.pages.RunRecord) -> str:
-    """What a run's results say first: what the model is, and a line for each fact."""
+    """What the model is, and a line for each fact of the run."""
     marks = {True: "✓", False: "✗", None: "·"}
     lines = [
         f"  {marks[fact.good]} {fact.title}: {fact.value} ({fact.detail})"
@@ -155,7 +154,7 @@ def spell_run(run: Path, record: loopinterp.pages.RunRecord) -> str:
 
 
 def spell_facts(facts: Mapping[str, Any]) -> str:
-    """The value of the first fact as a heading, and a line for each other one."""
+    """The first fact's value as a heading, and a line for each other fact."""
     (_, title), *rest = facts.items()
     return "\n".join([str(title), *(f"  {name}: {_shown(value)}" for name, value in rest)])
 

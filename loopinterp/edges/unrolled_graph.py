@@ -60,12 +60,12 @@ class UnrolledGraph(ShortRepr):
     one, 2 for all later ones; into coda and readout, counted from the last loop.
 
     Args:
-        neurons: Groups of neurons that are components, with names like ``block.0.carry``; the
-            other neurons of that MLP stay together.
-        split: Whether queries, keys and values are receivers of their own, ``0:block.0.head.1.q``.
+        neurons: Groups of neurons that are components, named like ``block.0.carry``; the other
+            neurons of that MLP form one component.
+        split: Whether queries, keys and values are separate receivers, ``0:block.0.head.1.q``.
 
     Raises:
-        InputError: A group's name of another form, or neurons in two groups.
+        InputError: If a group's name has another form, or neurons are in two groups.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -111,11 +111,11 @@ class UnrolledGraph(ShortRepr):
         )
 
     def senders_named(self, names: str | Iterable[str], what: str = "senders") -> list[int]:
-        """The numbers of senders; a name without a loop stands for all loops."""
+        """Numbers of senders; a name without a loop stands for all loops."""
         return _numbers_of(what, names, [(s.name, s.tied) for s in self.senders])
 
     def receivers_named(self, names: str | Iterable[str], what: str = "receivers") -> list[int]:
-        """The numbers of receivers; a name without loop or slot stands for all of them."""
+        """Numbers of receivers; a name without loop or slot stands for all of them."""
         aliases = []
         for k, slot in self.receivers:
             both = (self.readers[k].name, self.readers[k].tied)
@@ -140,7 +140,7 @@ class UnrolledGraph(ShortRepr):
 
     @cached_property
     def tied_index(self) -> Int[Tensor, "sender receiver"]:
-        """The number of each edge's tied one; -1 where there is no edge."""
+        """The number of each edge's tied edge; -1 where there is no edge."""
         return self._tied[1]
 
     @cached_property
@@ -159,7 +159,6 @@ class UnrolledGraph(ShortRepr):
 
 
 def without_slot(receiver: str) -> str:
-    """The component of a receiver."""
     name, _, slot = receiver.rpartition(".")
     return name if name and slot in SLOTS else receiver
 
@@ -171,7 +170,7 @@ def _with_slot(name: str, slot: str) -> str:
 def _numbers_of(
     what: str, names: str | Iterable[str], aliases: Sequence[tuple[str, ...]]
 ) -> list[int]:
-    """The numbers of everything that goes by one of the names; an InputError if nothing does."""
+    """The numbers of everything with one of these names; an InputError if there is none."""
     numbers: set[int] = set()
     for name in [names] if isinstance(names, str) else names:
         matches = {k for k, known in enumerate(aliases) if name in known}

@@ -44,16 +44,16 @@ def save_figure(
     title: str = "",
     width: Annotated[int, Field(ge=240)] = 800,
 ) -> Path:
-    """Write a figure as a file, by the ending of its name: html, svg, png or pdf.
+    """Write a figure as html, svg, png or pdf, by the ending of its name.
 
     Args:
         plot: A Plotly figure, or the graph of a circuit (html or svg).
         path: The file.
         title: Written above the figure; a graph has its own.
-        width: In pixels, of pictures.
+        width: Width of pictures in pixels.
 
     Raises:
-        InputError: Another ending, or a picture of a Plotly figure without kaleido.
+        InputError: For another ending, or a picture of a Plotly figure without kaleido.
 
     Example:
         >>> from loopinterp.figures import Series, line_figure

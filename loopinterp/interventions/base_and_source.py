@@ -1,4 +1,4 @@
-"""Base and source of a patch: pairs of inputs, and the score of a patched run between theirs."""
+"""Base and source of a patch: pairs of inputs, and the score of a patched run between them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from loopinterp.models.run import HookedRun
 
 STATE = "state"
-"""The component that is no hook point: the state after some loops."""
+"""The component that is no hook point: the state between loops."""
 
 LOOP = "loop"
 """Coordinate on the axis of layers of components that occur once per loop."""
 
 Metric = Callable[["Tensor"], "Tensor"]
-"""From logits [batch, pos, d_vocab_out] to one number, or one for each example [batch]."""
+"""Maps logits [batch, pos, d_vocab_out] to one number, or to one for each example [batch]."""
 
 
 class Comparison:
-    """Answers and metrics of a base's and a source's run, to score a patched run against.
+    """Answers and metrics of base and source run, which patched runs are scored against.
 
-    ``differ`` are the positions that count: ``scored`` (all if None), with different answers.
+    ``differ`` marks the counted positions: ``scored`` (all if None), with different answers.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Of the metric."""
         if self._metric is None:
             return "logit difference"
         return getattr(self._metric, "__name__", type(self._metric).__name__)
@@ -87,7 +86,7 @@ class Comparison:
         return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
 
     def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
-        """The metric of each example, with gradients; weighted by the positions that count."""
+        """The metric of each example, with gradients, weighted by the counted positions."""
         if self._metric is not None:
             return torch.as_tensor(self._metric(logits)).double()
         # Classes of both answers [batch, pos, 2], and their logits.
@@ -110,8 +109,6 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Patched:
-    """A component that can be patched."""
-
     name: str  # short
     full: str  # within a layer or loop
     kind: str  # of tensor, as of Address
@@ -178,7 +175,6 @@ def given_pairs(
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
-    """The loops to patch, counted from the start; an InputError if there are none."""
     chosen = resolve_index(loops, n_loops, "loop")[0]
     if not chosen:
         raise InputError(
@@ -193,7 +189,6 @@ def chosen_loops(loops: Index, n_loops: int) -> list[int]:
 def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
-    """The places of each patch, and their names."""
     batch, n_pos = base.shape[:2]
     if positions is None:
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]

@@ -56,20 +56,20 @@ class PatchingSweep(Result, kind="activation-patching"):
 
     Axes that the sweep does not vary have length 1: ``head`` for components without heads, ``pos``
     unless positions were patched one by one, ``layer`` for the state and components that occur
-    once per loop. ``loop`` is the index of a loop; of the state, the number of loops done.
+    once per loop. ``loop`` is the index of a loop; for the state, the number of loops done.
 
     Arrays:
-        recovered: Share of the counted answers that are the source's after the patch.
+        recovered: Share of the counted answers that equal the source's after the patch.
         effect: The metric after the patch, scaled to 0 in the base's run and 1 in the source's.
-        control_recovered: Control: the same share after the same patch from a third input.
-        control_effect: Control: the metric after that patch.
+        control_recovered: Control: ``recovered`` after the same patch from a third input.
+        control_effect: Control: ``effect`` after that patch.
         prelude_recovered: The same for the layers before the loop, without a loop axis; likewise
-            for the other measures, and for the coda.
+            the other measures, and the coda.
 
     Attributes:
         metric: Name of the metric; ``metric_base`` and ``metric_source`` are of the clean runs.
         n_examples: Pairs of inputs.
-        n_scored: Answers that count: scored, and different in the two clean runs.
+        n_scored: Counted answers: scored, and different in the two clean runs.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -92,7 +92,7 @@ class PatchingSweep(Result, kind="activation-patching"):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the component is in layers; else it occurs once per loop."""
+        """Whether the component is in layers; otherwise it occurs once per loop."""
         return self.data["layer"].values.tolist() not in ([LOOP], [STATE])
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
@@ -113,7 +113,7 @@ class PatchingSweep(Result, kind="activation-patching"):
         return table.reindex(columns=order)
 
     def around(self) -> dict[str, xr.Dataset]:
-        """The measures of the layers around the loop, by section: [layer, head, pos] each."""
+        """The measures of the layers outside the loop, by section: [layer, head, pos] each."""
         return {
             section: self.data[[f"{section}_{name}" for name in MEASURES]].rename(
                 {f"{section}_layer": "layer"} | {f"{section}_{name}": name for name in MEASURES}
@@ -141,8 +141,8 @@ def patching_sweep(
 ) -> PatchingSweep:
     r"""Put one activation of the source's run into the base's run, place by place (denoising).
 
-    With answers :math:`y = \mathrm{argmax}` of the logits, and P the scored positions that the two
-    runs answer differently,
+    With answers :math:`y = \mathrm{argmax}` of the logits, and P the scored positions with
+    different answers in the two runs,
 
     .. math::
         \text{recovered} = \operatorname{mean}_P [y_\text{patched} = y_\text{source}], \qquad
@@ -157,20 +157,20 @@ def patching_sweep(
         source: As many inputs of the same length.
         n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
             examples have several.
-        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …,
+        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …;
             those of heads (``z``, ``q``, ``pattern`` …) head by head. Or ``state``: the state after
             t = 0 .. n_loops loops.
         positions: None patches all positions at once, ``"each"`` one at a time, a tensor
-            ``[batch]`` one position of each example. Of patterns and scores, those of queries.
+            ``[batch]`` one position of each example. For patterns and scores: query positions.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
             inputs alone.
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.
-        other: The third inputs; by default the sources rolled until none meets itself.
-        loops: Loops to patch; all by default. Layers around the loop are patched in any case.
-        seed: For the provenance only.
+        other: The third inputs; by default the sources, rolled until none meets itself.
+        loops: Loops to patch; all by default. Layers outside the loop are always patched.
+        seed: Recorded in the provenance; nothing is drawn.
 
     Raises:
-        InputError: Inputs that do not pair up, unknown names or places, or pairs of equal answers.
+        InputError: If base and source have equal answers, or a name or place is unknown.
 
     Source: the normalised metric of arXiv 2211.00593 and of TransformerLens.
 
@@ -261,7 +261,6 @@ class _Sweep:
         )
 
     def around(self) -> dict[str, Float[np.ndarray, "measure layer head place"]]:
-        """Patches in the prelude and in the coda, where there are any."""
         n_loops, sections = self.states.shape[1] - 1, {}
         for section, start, n_layers in (
             (_PRELUDE, 0, self.model.site_map.n_prelude),
@@ -283,7 +282,7 @@ class _Sweep:
     def _activations(
         self, names: list[str], start: int, stop: int | None
     ) -> Float[Tensor, "name input batch ..."]:
-        """Activations of all three runs, of the loops from ``start`` on."""
+        """Activations of all three runs, from loop ``start`` on."""
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -301,7 +300,6 @@ class _Sweep:
     def _site(
         self, loops: list[int], layer: int | None
     ) -> Float[np.ndarray, "measure loop head place"]:
-        """Patches of one site at some loops."""
         if self.target.name == STATE:
             return self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
         names = [self._name(BLOCK, t, layer) for t in loops]
@@ -311,7 +309,7 @@ class _Sweep:
     def _with_hook(
         self, name: str, sources: Float[Tensor, "source batch ..."], start: int
     ) -> Float[np.ndarray, "measure head place"]:
-        """Patches of a layer before the loop or after it, run in full."""
+        """Patches of a layer outside the loop, with full runs."""
         n_loops, masks = self.states.shape[1] - 1, self.places[..., None]  # [place, batch, pos, 1]
         if self.target.n_heads is not None:
             head = torch.eye(self.target.n_heads, dtype=torch.bool, device=self.places.device)
@@ -345,7 +343,7 @@ class _Sweep:
         values: Float[Tensor, "loop input batch ..."],
         layer_key: LayerKey | None = None,
     ) -> Float[np.ndarray, "measure loop head place"]:
-        """Patches of one site (None: the state), those of nearly equal positions together."""
+        """Patches of one site (None: the state), similar positions together."""
         places = self.places
         # Where a source differs from the clean activation, [loop, source, batch, pos, head].
         differs = (values[:, 1:] != values[:, :1]).any(-1)
@@ -390,13 +388,12 @@ class _Sweep:
         row: Int[Tensor, " row"],
         positions: Bool[Tensor, "row pos"],
     ) -> Float[Tensor, "row pos d_vocab_out"]:
-        """Logits of patched rows, in the order of their loops."""
         device, n_pos = positions.device, positions.shape[1]
         n_heads, is_attention = self.target.n_heads, self.target.kind == "pattern"
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
         def put(new: slice, place: Int[Tensor, "row place"], x: Tensor) -> Tensor:
-            """The patched activation of rows that begin, at the positions held."""
+            """The patched activation of rows that begin, at the held positions."""
             inside = place.clamp(max=n_pos - 1)
             here = positions[new].gather(1, inside) & (place < n_pos)
             index = loop[new, None], source[new, None], row[new, None]

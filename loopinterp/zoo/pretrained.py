@@ -1,4 +1,4 @@
-"""Models that are trained already, by name."""
+"""Trained models by name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _names() -> list[str]:
 
 
 def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
-    """A run of the zoo: a trained model with its task, without training and offline.
+    """A run of the zoo: a trained model with its task, available offline.
 
     Args:
         name: One of :func:`list_pretrained`.
-        folder: Where to copy it, for studies that save results; a copy that is there already is
-            taken with its results. None opens the zoo's own, to be read only.
+        folder: Where to copy it, for studies that save results; an existing copy is used with its
+            results. None opens the zoo's own folder, to be read only.
 
     Raises:
         InputError: If there is no model of that name, or the folder holds another run.
@@ -84,12 +84,11 @@ def get_card(name: str) -> Card:
 
 
 def list_pretrained() -> pd.DataFrame:
-    """The models of the zoo, one a row, by name.
+    """The models of the zoo, a row each, by name.
 
     Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
-    times that, on the distribution where it is lowest (NaN without positions for them); the one
-    distribution with the lowest at the first of these lengths below 1, or "" if several have it or
-    none is below; and a note.
+    times that, on the worst distribution (NaN without enough positions); the worst distribution at
+    the first of these lengths below 1 ("" if there is no single one); and a note.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
