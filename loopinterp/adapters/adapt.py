@@ -155,12 +155,13 @@ def load_published(
         InputError: If it cannot be loaded, or no adapter fits it.
     """
     kept_as = check_dtype(dtype)
+    model: Any
     if name == kokoro.NAME:
-        options = {"pad": kokoro.PAD, **options}
-        return adapt(kokoro.load_plbert().to(device=device, dtype=kept_as), **options)
+        model = kokoro.load_plbert()
+        model = model.to(device=device, dtype=kept_as or torch.float32)
+        return adapt(model, **{"pad": kokoro.PAD, **options})
     source = _published_source(name)
     how = {"dtype": kept_as or "auto", "use_safetensors": True}  # no pickle
-    model: Any
     try:
         loader = _loader(source, trust_remote_code=trust_remote_code)
         model = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **how)

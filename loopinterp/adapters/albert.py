@@ -186,15 +186,21 @@ class AlbertAdapter(PublishedModel):
             expected = f"the loop's index: layers of {len(self._groups)} groups take turns"
             raise InputError("loop", expected=expected, given="none", fix="Pass loop=t.")
         context = self.length_context(h.shape[1]) if context is None else context
-        return self.run_loop(h, e, context, taps, loop or 0)
+        return self._run_layers(self.layers_at(loop or 0), h, context, taps, 0)
 
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        tap = taps.at("block", loop)
+        return self._run_layers(self.layers_at(loop), h, context, taps, loop)
+
+    def _run_layers(
+        self, layers: Any, h: Tensor, context: AttentionContext, taps: Taps, place: int
+    ) -> Tensor:
+        """One loop of some layers, past the taps of the loop ``place``."""
+        tap = taps.at("block", place)
         h = tap("hook_state_pre", h)
-        for k, layer in enumerate(self.layers_at(loop)):
-            h = self.layer(layer, h, context, taps.at("block", loop, k))
+        for k, layer in enumerate(layers):
+            h = self.layer(layer, h, context, taps.at("block", place, k))
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ width 768. Four packages hold the model's ONNX export with weights in int8 by ou
 .. math::
     W_{ij} = (q_{ij} - z_j)\, s_j
 
-with zero points z and scales s. The weights here are these, in float32; activations are not
-rounded, as they are in the export.
+with zero points z and scales s; each table of embeddings has one scale. The weights here are these,
+in float32. Activations are not rounded; the export rounds them.
 
 Sources: Kokoro-82M by hexgrad (weights, Apache-2.0); kokoro-onnx by thewh1teagle (export and
 symbols, MIT); PL-BERT, arXiv 2301.08810.
@@ -58,7 +58,6 @@ def load_plbert() -> AlbertModel:
     graph = read_export()
     # The sizes that no tensor's shape tells are those of the published configuration.
     config = AlbertConfig(
-        name_or_path=NAME,
         vocab_size=_N_TOKENS,
         embedding_size=128,
         hidden_size=768,
@@ -96,7 +95,7 @@ def read_export() -> Any:
 def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
     """The tokens of one or several texts in phonemes, each between boundaries (0).
 
-    Shorter texts are filled up with :data:`PAD`. One symbol of the alphabet is one token; the
+    Shorter texts are filled up with ``PAD`` (7). One symbol of the alphabet is one token; the
     speech model's own code leaves out unknown symbols, which are an error here.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Verdicts in words: the statement, and each code of a reason or of an untried interchange."""
+"""Verdicts in words: the statement, reasons, untried interchanges."""
 
 from __future__ import annotations
 
@@ -24,15 +24,7 @@ _NUMBERS = dict(enumerate(("two", "three", "four", "five", "six", "seven", "eigh
 
 
 def statement(comparison: ProgramComparison, model: str | None = None) -> str:
-    """The verdict in words, with the numbers it rests on.
-
-    Args:
-        comparison: The comparison.
-        model: Name of the model; by default each of them in turn.
-
-    Raises:
-        InputError: the comparison has no such model.
-    """
+    """The verdict in words, with its numbers; of one model or of all."""
     if model is not None:
         check_choice("model of the comparison", model, comparison.verdicts)
     programs = comparison.data["program"].values.tolist()
@@ -47,7 +39,7 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
 
 
 def headline(verdict: Verdict, data: xr.Dataset) -> str:
-    """The verdict on one model, and how many interventions lead to off-distribution states."""
+    """The verdict on one model, with off-distribution interventions."""
     name, n_programs = plain(verdict.closest), data.sizes["program"]
     best = data.sel(program=verdict.closest, stratum=ALL)
     n = int(best.whole_run_active)
@@ -88,7 +80,7 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
 
 
 def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> Iterator[str]:
-    """Sentences that follow the headline: what holds, and the program offset."""
+    """Sentences after the headline: what holds, and the program offset."""
     name = plain(verdict.closest)
     if verdict.identified:
         yield (
@@ -137,7 +129,7 @@ def verdict_table(verdict: Verdict) -> str:
 
 
 def why_none(verdict: Verdict) -> str:
-    """All reasons in one sentence; rivals against which one of them speaks stand together."""
+    """All reasons in one sentence."""
     if not verdict.reasons:
         return ""
     clauses: dict[str, list[str]] = {}  # those of single reasons, or the rivals of one code
@@ -214,7 +206,7 @@ UNTRIED: dict[Untried, str] = {
     "third_interchange": "a third interchange in one run",
     "part_of_state": "a part of the state of a position",
 }
-"""Kinds of interchange that a comparison may not have tried, in words."""
+"""Untried kinds of interchange, in words."""
 
 
 def with_interval(estimate: np.ndarray) -> str:
@@ -230,44 +222,22 @@ def with_interval(estimate: np.ndarray) -> str:
 
 
 def share_range(shares: np.ndarray) -> str:
-    """The least and the greatest of some shares.
-
-    Example:
-        >>> import numpy as np
-        >>> share_range(np.array([0.48, 0.39])), share_range(np.array([0.5]))
-        ('39–48%', '50%')
-    """
+    """The least and greatest of some shares: "39–48%", or "50%"."""
     low, high = percent(shares.min()), percent(shares.max())
     return high if low == high else f"{low.removesuffix('%')}–{high}"
 
 
 def plain(program: str) -> str:
-    """A program's name in words.
-
-    Example:
-        >>> plain("latched_chain")
-        'latched chain'
-    """
     return program.replace("_", " ")
 
 
 def in_loops(delay: int) -> str:
-    """A delay in words.
-
-    Example:
-        >>> in_loops(0), in_loops(1), in_loops(3)
-        ('at once', '1 loop later', '3 loops later')
-    """
+    """A delay in words: "at once", "1 loop later", "3 loops later"."""
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 
 def quoted(programs: list[str], most: int = 5) -> str:
-    """Names of programs in quotes; of many the first few.
-
-    Example:
-        >>> quoted(["ripple", "late_ripple"])
-        '“ripple” and “late ripple”'
-    """
+    """Names of programs in quotes, at most ``most`` of them."""
     names = [f"“{plain(name)}”" for name in programs[:most]]
     if more := len(programs) - len(names):
         names.append(f"{more} more")

@@ -1,4 +1,4 @@
-"""The boundary: a public call's plain arguments are checked against their annotations, once.
+"""Checks of a public call's plain arguments against their annotations.
 
 The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``.
 """
@@ -27,12 +27,10 @@ Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a public function or method as it is called.
+    """Check the arguments of a public function or method when it is called.
 
-    Numbers, truth values, texts, choices, ``None`` and sequences of these are checked; an
-    ``InputError`` names an argument of another type or out of range. NumPy's numbers become
-    Python's, its arrays and ranges lists. Arguments of other types (models, tensors) pass as they
-    are.
+    Numbers, booleans, texts, choices, ``None`` and sequences of these are checked; NumPy's numbers
+    become Python's, its arrays and ranges lists. Other arguments (models, tensors) pass unchecked.
 
     Example:
         >>> from pydantic import PositiveInt
@@ -73,7 +71,6 @@ class _Argument:
         self.adapter = TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
     def check(self, value: Any) -> Any:
-        """The value in Python's own types; an ``InputError`` if it does not fit."""
         try:
             return self.adapter.validate_python(_python_value(value))
         except ValidationError:
@@ -96,7 +93,7 @@ def _python_value(value: Any) -> Any:
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The type that an annotation names; None for names that only type checkers import."""
+    """The type of an annotation; None for names that only type checkers import."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
     try:

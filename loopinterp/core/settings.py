@@ -1,7 +1,7 @@
-"""Settings are frozen dataclasses that pydantic checks, with this project's errors.
+"""Settings: frozen dataclasses that pydantic checks, with this project's errors.
 
-A declaration gives a setting its type, range (``Annotated[float, Field(ge=0, lt=1)]``), default
-and place in the JSON. :class:`OnlyWith` or ``__post_init__`` tie settings to each other.
+A declaration gives type, range (``Annotated[float, Field(ge=0, lt=1)]``), default and place in the
+JSON. :class:`OnlyWith` and ``__post_init__`` relate settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
-"""A setting that seeds something."""
+"""A setting for a random seed."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -76,7 +76,7 @@ class Settings(ShortRepr):
             condition.check(self, name, default)
 
     def _shown(self) -> list[tuple[str, Any]]:
-        """All settings; of many, those that are not the default."""
+        """All settings; if many, those that differ from the default."""
         fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         shown = [(name, getattr(self, name)) for name in fields]
         if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
@@ -85,43 +85,39 @@ class Settings(ShortRepr):
         return [(name, value) for name, value in shown if value != usual[name]]
 
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
-        """JSON-ready form, with or without defaults; :meth:`from_dict` reads it back."""
+        """JSON-ready form, with or without defaults; see :meth:`from_dict`."""
         without = not defaults
         return _adapter(type(self)).dump_python(self, mode="json", exclude_defaults=without)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build from plain values as JSON has them, nested settings as nested mappings.
-
-        Raises:
-            ConfigError: If a name is unknown, a needed one is missing, or a value is wrong.
-        """
+        """Build from plain values as in JSON, nested settings as nested mappings."""
         try:
             return _adapter(cls).validate_json(json.dumps(values, default=repr))
         except ValidationError as error:
             raise _explain(error, cls) from None
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, checked again."""
+        """A copy with changed settings, checked again."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     @classmethod
     def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
-        """The names that a setting chooses from, if any; ``path`` goes from the outermost in."""
-        return choices_of(_schema(cls, path))
+        """The choices of a setting, if any; ``path`` goes from the outermost in."""
+        return _choices_of(_schema(cls, path))
 
 
 class OnlyWith:
-    """Marks a setting (in ``Annotated``) that has an effect only with some values of another one.
+    """Marks a setting (in ``Annotated``) that only has an effect with some values of another.
 
-    With ``needed``, it must be set then.
+    With ``needed``, it must then be set.
     """
 
     def __init__(self, setting: str, *values: Any, needed: bool = False) -> None:
         self.setting, self.values, self.needed = setting, values, needed
 
     def check(self, settings: Settings, name: str, default: Any) -> None:
-        """Refuse a value without effect, or a missing one."""
+        """Raise on a value without effect, or a missing one."""
         value, other = getattr(settings, name), getattr(settings, self.setting)
         effective = other in self.values
         if effective and self.needed and value == default:
@@ -160,7 +156,7 @@ def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
 
 
 def _explain(error: ValidationError, cls: type) -> InputError:
-    """The first fault as this project's error; unknown names come before others."""
+    """The first fault as this project's error, unknown names first."""
     fault = min(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN)
     names = [part for part in fault["loc"] if isinstance(part, str)]
     path, value = ".".join(names), fault["input"]
@@ -182,8 +178,7 @@ def _explain(error: ValidationError, cls: type) -> InputError:
 def schema_error(
     name: str, value: Any, schema: Mapping[str, Any], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for a value that does not fit a JSON schema."""
-    choices = choices_of(schema)
+    choices = _choices_of(schema)
     if isinstance(value, str) and choices:
         return unknown_name(name, value, choices, error)
     shown = repr if isinstance(value, str) else shown_value
@@ -203,8 +198,7 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     return schema
 
 
-def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that a JSON schema chooses from."""
+def _choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     choices: list[str] = []
     for part in schema.get("anyOf", [schema]):
         # A choice of one is a constant in the schema.
@@ -215,7 +209,7 @@ def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
 def _spell_schema(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_spell_schema(part) for part in schema["anyOf"])
-    if choices := choices_of(schema):
+    if choices := _choices_of(schema):
         return f"one of {', '.join(choices)}"
     kind = schema.get("type")
     if kind == "array":

@@ -377,8 +377,8 @@ class _Runs:
         # Changes that keep what they get, and change nothing.
         record = {site: lambda x, to=to: [x, to.append(x)][0] for site, to in lists.items()}
         states = [self._iteration.h0]
-        for _ in range(int(batch.n_loops.max())):
-            states.append(self._loop(states[-1], record))
+        for loop in range(int(batch.n_loops.max())):
+            states.append(self._loop(states[-1], record, loop))
         self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
         self._is_asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
@@ -400,12 +400,12 @@ class _Runs:
         }
         return {name: x.double().cpu().numpy() for name, x in by_example.items()}
 
-    def _loop(self, h: Tensor, changes: _Changes) -> Tensor:
+    def _loop(self, h: Tensor, changes: _Changes, loop: int) -> Tensor:
         places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = defaultdict(dict)
         for (component, layer), change in changes.items():
             places["block", 0, layer][component] = change
         run = self._iteration
-        return run.advance(h, run.e, run.context, Taps.changing(places))
+        return run.advance(h, run.e, run.context, Taps.changing(places), **run.index(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
         """Logits of each example after its own T(n), after changes at the loops of a span."""
@@ -415,7 +415,7 @@ class _Runs:
         # The state after each example's own T(n), as far as the run has come.
         read = self._states[ends.clamp(max=first), rows.to(ends.device)]
         for loop in range(first, len(self._states) - 1):
-            h = self._loop(h, changes(loop) if changes and loop in span else {})
+            h = self._loop(h, changes(loop) if changes and loop in span else {}, loop)
             read = torch.where((ends > loop)[:, None, None], h, read)
         return self._iteration.readout(read)
 

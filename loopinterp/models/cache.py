@@ -1,4 +1,4 @@
-"""The cache of a looped run: TransformerLens' ActivationCache, with the loop axis."""
+"""The cache of a looped run: TransformerLens' ActivationCache with a loop axis."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class MissingActivationError(HookError, KeyError):
-    """An activation is not in the cache; a KeyError too, for TransformerLens' own code."""
+    """An activation is not in the cache."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without the entries of a published one about its files."""
+    """A published model's configuration without entries about its files."""
     published = config.get("published")
     if not isinstance(published, dict):
         return config
@@ -57,13 +57,13 @@ _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its 
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
-    """The name of a site, and "_grad" if the name was that of its gradient."""
+    """A site's name, and "_grad" if it ended so."""
     site = name.removesuffix("_grad")
     return site, name[len(site) :]
 
 
 def _need_folded(model: Any, method: str) -> None:
-    """Raise if the final norm of a model of ours has weights of its own."""
+    """Raise if the final norm of a ``LoopedTransformer`` has weights."""
     norm = getattr(model, "ln_final", None)
     weighted = norm is not None and not bool((norm.weight == 1).all())
     if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):
@@ -74,7 +74,7 @@ def _need_folded(model: Any, method: str) -> None:
 def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
     """A method of TransformerLens' cache that raises where its result would mislead.
 
-    With ``folded``, also at a final norm with weights.
+    With ``folded``, also if the final norm has weights.
     """
 
     def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
@@ -93,9 +93,8 @@ def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
 class LoopedCache(ActivationCache):
     """Activations of every loop of one run.
 
-    Any name of TransformerLens gives ``[batch, …]``; :meth:`stack` gives the loop axis. Axis
-    order is always loop, layer, batch, head, pos, feature. The ``model`` is unrolled over the
-    loops of the run (``model.unroll(n_loops)``), and ``readout`` is the end of the run.
+    Any TransformerLens name gives ``[batch, …]``; :meth:`stack` adds the loop axis. ``model`` is
+    unrolled (``model.unroll(n_loops)``); ``readout`` is the end of the run.
 
     Example:
         >>> import torch
@@ -140,7 +139,7 @@ class LoopedCache(ActivationCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all activations; one with two names counts twice."""
+        """Bytes of all activations; those with two names count twice."""
         return sum(x.numel() * x.element_size() for x in self.cache_dict.values())
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -160,14 +159,11 @@ class LoopedCache(ActivationCache):
         """One component at several loops, stacked.
 
         Args:
-            component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with "_grad" at its
-                end the gradients of a run with ``incl_bwd=True``.
-            layer: Layer of the tied block; a slice or list adds a layer axis after the loop
-                axis. Unused by components that fire once per loop.
-            loops: Loops to stack; all that are in the cache if None.
-
-        Raises:
-            HookError: If there is no such component or index, or the activation was not cached.
+            component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with the suffix
+                "_grad", gradients of a run with ``incl_bwd=True``.
+            layer: Layer of the tied block; a slice or list adds a layer axis after the loop axis.
+                Unused by components that fire once per loop.
+            loops: Loops to stack; all cached ones if None.
         """
         book = self.model.addresses()
         site, gradient = _split_gradient(component)
@@ -193,8 +189,8 @@ class LoopedCache(ActivationCache):
     ) -> tuple[Float[Tensor, "part batch pos d_model"], list[str]]:
         """The summands of one loop's stream before its loop norm, with labels.
 
-        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``. A
-        block that norms the stream itself (``norm="post"``) is an ``InputError``.
+        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``.
+        Blocks that norm the stream itself (``norm="post"``) raise an ``InputError``.
         """
         config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
@@ -221,33 +217,30 @@ class LoopedCache(ActivationCache):
         loop: int | None = None,
         from_loop: int | None = None,
     ) -> xr.DataArray:
-        """Direct logit attribution: the part of each writer in the logit read after a loop.
+        """Direct logit attribution: what each writer adds to the logit read after a loop.
 
-        Every norm on the way (of a sublayer's output, of the loop, of the readout) has its scale
-        fixed to this run's. The logit is then a plain sum over each head, attention bias, MLP
-        (its bias included), injection, norm bias, and the state before ``from_loop``. The effect
-        of a part through later heads and MLPs is in theirs.
+        Every norm on the way (of a sublayer's output, the loop, the readout) has its scale fixed to
+        this run's. The logit is then a sum over heads, attention biases, MLPs, injections, norm
+        biases, and the state before ``from_loop``. Effects through later heads and MLPs count as
+        theirs.
 
         Args:
             tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
-            incorrect_tokens: Classes whose logits are subtracted: a logit difference.
-            loop: The loop after which the logits are read; the last if None (needed for a run with
-                a number of loops for each example).
-            from_loop: The first loop that is decomposed, up to ``loop``; ``loop`` alone if None.
-                With 0, ``groupby("loop").sum()`` gives the part of each loop.
+            incorrect_tokens: Classes whose logits are subtracted, for a logit difference.
+            loop: The loop after which the logits are read; the last if None.
+            from_loop: The first loop to decompose; only ``loop`` if None. With 0,
+                ``groupby("loop").sum()`` gives the part of each loop.
 
         Returns:
             ``[component, batch, pos]`` in the order of writing. A component has the coordinates
             ``part`` ("state", "injection", "head", "attention bias", "mlp", "norm bias",
-            "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has none, as coda
-            layers have no loop.
+            "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has none.
 
         Raises:
-            InputError: If a class or from_loop is out of range; if the cache lacks positions that
-                a coda reads; if the run's logits are not those of the model's readout, or the
-                parts do not add up, as after hooks, a coarse cast or a change of weights. A cache
-                without logits cannot show a change of the readout's weights.
-            HookError: If the loop is out of range, or an activation needed was not cached.
+            InputError: If the parts do not sum to the run's logits, as after hooks, a coarse cast
+                or a change of weights. (Without cached logits, changed readout weights go
+                unnoticed.)
+            HookError: If a needed activation was not cached.
 
         Example:
             >>> import torch
@@ -301,7 +294,7 @@ class LoopedCache(ActivationCache):
     )
 
     def apply_ln_to_stack(self, residual_stack: Any, layer: Any = None, **options: Any) -> Any:
-        """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm."""
+        """TransformerLens' ``apply_ln_to_stack``: parts of a stream, divided by a norm's scale."""
         needed = Needs(
             "a model with a pre-norm and a final norm",
             "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
@@ -314,19 +307,19 @@ class LoopedCache(ActivationCache):
         return super().apply_ln_to_stack(residual_stack, layer, **options)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
-        """Some examples of the batch."""
+        """The cache of some examples."""
         sliced = super().apply_slice_to_batch_dim(batch_slice)
         parts = sliced.cache_dict, self.model, sliced.has_batch_dim
         return LoopedCache(*parts, readout=self.readout)
 
     def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
-        """Move and cast in place, and return the cache."""
+        """Move and cast in place; return the cache."""
         kind, cached = check_dtype(dtype), self.cache_dict.items()
         self.cache_dict = {name: x.to(device=device, dtype=kind) for name, x in cached}
         return self
 
     def save(self, folder: str | Path, *, max_shard_bytes: int = 512 * 1024**2) -> Path:
-        """Write safetensors shards and an index; an activation with two names is written once."""
+        """Write safetensors shards and an index."""
         folder, config = Path(folder), self.model.config.to_dict()
         header = {"n_loops": self.n_loops, "has_batch_dim": self.has_batch_dim, "config": config}
         tensors = self.cache_dict | ({} if self.readout is None else self.readout.tensors())
@@ -335,11 +328,7 @@ class LoopedCache(ActivationCache):
 
     @classmethod
     def load(cls, folder: str | Path, model: LoopHooks) -> LoopedCache:
-        """Read a cache back, for the model it was made with.
-
-        Raises:
-            CheckpointError: If a file is missing or damaged, or the model is another one.
-        """
+        """Read a cache back, for the model it was made with; another is a ``CheckpointError``."""
         folder = Path(folder)
         index = read_index(folder)
         if _without_files(index["config"]) != _without_files(model.config.to_dict()):

@@ -1,4 +1,4 @@
-"""Examples of a task in words, as people write them: ``1011 + 0110 = 10001``."""
+"""Examples of a task in words: ``1011 + 0110 = 10001``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InWords:
-    """Base of tasks that write their examples in words; a subclass writes one in :meth:`say`."""
+    """Base of tasks that write examples in words; a subclass defines :meth:`say`."""
 
     @abstractmethod
     def targets(self, inputs: Any) -> Int[Tensor, "batch pos"]: ...
@@ -35,11 +35,7 @@ class InWords:
     ) -> list[str]:
         """Examples in words, numbers with the most significant digit first.
 
-        A batch is shown with its right answers, or with others (``logits.argmax(-1)``); inputs
-        alone without.
-
-        Raises:
-            InputError: inputs that are not of this task, or answers of another shape.
+        A batch is shown with its right answers, or with others (``logits.argmax(-1)``).
 
         Example:
             >>> from loopinterp.tasks import TokenAddition
@@ -65,11 +61,11 @@ class InWords:
         ]
 
     def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to the inputs of :meth:`decode`, which it refuses if of another task."""
+        """The exact answer to inputs of :meth:`decode`."""
         return self.targets(inputs_of(inputs))
 
     def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
-        """An example of length n without the padding on its right."""
+        """An example of length n without padding."""
         return row if n is None else row[: self.n_positions(n)]
 
     @checked
@@ -80,7 +76,7 @@ class InWords:
         *,
         most: PositiveInt = 8,
     ) -> None:
-        """Print ``most`` examples with their right answers, and where other answers are wrong.
+        """Print ``most`` examples with their right answers, and wrong ones of ``answers``.
 
         Example:
             >>> from loopinterp.tasks import TokenAddition
@@ -111,7 +107,7 @@ def spell(
     separator: str = "",
     turned: bool = False,
 ) -> str:
-    """Values as one word each, ``?`` where there is none; ``turned`` puts the last one first."""
+    """Values as words, ``?`` where there is none, in reverse if ``turned``."""
     numbers = [int(value) for value in (reversed(values) if turned else values)]
     if words is None:
         return separator.join(str(x) if x >= 0 else "?" for x in numbers)
@@ -119,5 +115,5 @@ def spell(
 
 
 def until(values: Sequence[int], end: int) -> Sequence[int]:
-    """The values before the first ``end``; all of them where there is none."""
+    """The values before the first ``end``, if any."""
     return values[: values.index(end)] if end in values else values

@@ -333,10 +333,11 @@ def test_the_four_methods_are_the_run(name: str) -> None:
     for loop, state in iterate(model, tokens, 3):
         assert close(state, states[loop]) and close(h, states[loop])
         assert close(model.readout(state), logits[loop])
-        h = model.step(h, e, **({"loop": loop} if takes_loop(model) else {}))
+        index: dict[str, Any] = {"loop": loop} if takes_loop(model) else {}
+        h = model.step(h, e, **index)
     assert close(model.readout(states), logits)
     some = bind(model, tokens).select(slice(1, 2))
-    assert close(some.step(some.h0), states[1][1:2])
+    assert close(some.step(some.h0, 0), states[1][1:2])
 
 
 @every

@@ -156,6 +156,9 @@ def test_a_loop_is_that_of_the_export_up_to_its_rounded_activations(
     runs = {text: _run(session, phoneme_tokens(text)) for text in TEXTS}
     apart = _loops_apart(model, runs)
     assert apart.min() > 0.02 and apart.max() < 0.08, apart.tolist()
+    for text, states in runs.items():  # and over twelve loops
+        last = model(phoneme_tokens(text), return_type="state")[0]
+        assert 0.05 < (last - states[-1]).norm() / states[-1].norm() < 0.15
     handles = [
         module.register_forward_pre_hook(_rounded)
         for module in model.published.modules()

@@ -269,8 +269,13 @@ def test_what_is_no_longer_the_run_is_refused(name: str, tmp_path: Path) -> None
     cache.save(tmp_path)
     again = LoopedCache.load(tmp_path, model)
     assert again.logit_attribution(1).identical(cache.logit_attribution(1))
+    heads = ("head", "wte", "predictions")
+    weights = model.published.named_parameters()
+    head = [x for key, x in weights if any(part in key for part in heads) and x.dim() == 2]
+    if not head:  # its readout is the state itself
+        assert name == "albert-states"
+        return
     with torch.no_grad():
-        head = [x for key, x in model.published.named_parameters() if "head" in key or "wte" in key]
         head[0].mul_(1.5)
     with pytest.raises(InputError, match="that run"):
         cache.logit_attribution(1)

@@ -27,9 +27,12 @@ def tiny(seed: int = 0, *, head: bool = True, **settings: Any) -> Any:
         model = AlbertForMaskedLM(config) if head else AlbertModel(config, add_pooling_layer=False)
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                nn.init.normal_(weight, mean=float("LayerNorm.weight" in name), std=0.2)
+                norm = "norm.weight" in name.lower()
+                nn.init.normal_(weight, mean=float(norm), std=0.2 if norm else 0.1)
             else:
-                std = 1.0 if "embeddings" in name else weight.shape[1] ** -0.5
+                # Heads write little, so that positions stay apart.
+                size = 0.4 if "dense" in name else 1.0
+                std = 0.3 if "embeddings" in name else size * weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=std)
     return model.eval()
 
