@@ -35,7 +35,7 @@ import pkgutil
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.5.0"
 
 _named, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -230,7 +230,7 @@ class PublishedModel(HookedRun):
         return f"{type(self).__name__}({about}, d_model {sizes.d_model})"[: MOST - 1]
 
     def _repr_html_(self) -> str:
-        return as_table(repr(self), self.config.to_dict().items())
+        return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
 
     @property
     def site_map(self) -> SiteMap:

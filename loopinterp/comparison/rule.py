@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,11 @@ class Verdict(ShortRepr):
     untested: list[str] = field(default_factory=list)
     untried: list[Untried] = field(default_factory=list)
     off_distribution: float = math.nan
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the programs by what they fit, and the reasons in words."""
+        # By name, as the words import this module.
+        return importlib.import_module("loopinterp.comparison.words").verdict_table(self)
 
 
 def decide(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING
 
 from loopinterp.comparison.counts import ALL
@@ -111,6 +112,20 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
         yield f"Program offset: {offset}."
     if data.sizes["program"] == 1:
         yield "No rival program was compared."
+
+
+def verdict_table(verdict: Verdict) -> str:
+    """A verdict as HTML, for a notebook: a row for each role that a program can have."""
+    roles = {
+        "identified": [verdict.identified] if verdict.identified else [],
+        "closest": [verdict.closest],
+        "fits clean runs": verdict.clean_fits,
+        "indistinguishable from the closest": verdict.indistinguishable,
+    }
+    rows = {role: quoted(names, len(names)) if names else "none" for role, names in roles.items()}
+    table = "".join(f"<tr><th>{a}</th><td>{escape(b)}</td></tr>" for a, b in rows.items())
+    why = why_none(verdict) or f"Identified: {rows['identified']}."
+    return f"<p>{escape(why)}</p><table>{table}</table>"
 
 
 def why_none(verdict: Verdict) -> str:

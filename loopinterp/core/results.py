@@ -108,7 +108,7 @@ def study(seed: int, **config: Any) -> Iterator[Stopwatch]:
     yield Stopwatch(check_seed(seed), config)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Figure:
     """A figure as the report shows it.
 
@@ -135,10 +135,19 @@ class Figure:
         save_figure = importlib.import_module("loopinterp.figures").save_figure
         return save_figure(self.plot, path, title=self.title, width=width)
 
-    def _ipython_display_(self) -> None:
-        from IPython.display import display
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}, {type(self.plot).__name__})"
 
-        display(self.plot)
+    def _ipython_display_(self) -> None:
+        """In a notebook: the title, the figure, how to read it, and the control."""
+        from IPython.display import HTML, display
+
+        parts = [("p", self.caption), ("p", self.control), ("pre", self.code)]
+        below = "".join(f"<{tag}>{escape(text)}</{tag}>" for tag, text in parts if text)
+        # A legend hung on the top of the figure stays above it where a notebook resizes it.
+        display(importlib.import_module("loopinterp.figures.saving").titled(self.plot, self.title))
+        if below:
+            display(HTML(below))
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,14 @@ class ShortRepr:
 
 def say(name: str, values: Iterable[tuple[str, Any]]) -> str:
     """``name(field=value, …)`` in at most :data:`MOST` characters."""
-    parts = [f"{field}={_brief(value)}" for field, value in values]
+    parts = [f"{field}={brief(value)}" for field, value in values]
     shown = parts
     while len(name) + 4 + len(", ".join(shown)) > MOST:
         shown = shown[:-1]
     return f"{name}({', '.join([*shown, *(['…'] if len(shown) < len(parts) else [])])})"
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """A short form: type and shape of an array, keys of a mapping."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -65,12 +65,15 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
-    """A notebook's view: the title, and a row per field."""
+def as_table(title: str, values: Iterable[tuple[str, Any]], *, fold: str = "") -> str:
+    """A notebook's view: the title, and a row for each field, in a fold of that name if given."""
     rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(_brief(v))}</td></tr>" for name, v in values
+        f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )
-    return f"<p><code>{escape(title)}</code></p><table>{rows}</table>"
+    table = f"<table>{rows}</table>"
+    if fold:
+        table = f"<details><summary>{escape(fold)}</summary>{table}</details>"
+    return f"<p><code>{escape(title)}</code></p>{table}"
 
 
 def _cut(text: str) -> str:

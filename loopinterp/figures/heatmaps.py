@@ -195,6 +195,8 @@ def _add_marks(figure: go.Figure, marks: Mapping[str, tuple[float, float]], pane
         text=list(marks),
         mode="markers+text",
         textposition="top center",
+        # A halo, as cells may be as dark as the text.
+        textfont={"color": "black", "shadow": "0 0 2px white, 0 0 2px white, 0 0 4px white"},
         marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
         marker_line_width=1,
         hovertemplate="%{text}<extra></extra>",

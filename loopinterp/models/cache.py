@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from loopinterp.core.errors import (
     check_integer,
     unknown_name,
 )
-from loopinterp.core.text import as_table
+from loopinterp.core.text import as_table, brief
 from loopinterp.models.addresses import Index, resolve_index
 from loopinterp.models.attribution import Attributable, attribute_logit, need_own_readout
 from loopinterp.models.checkpoints import read_activations, read_index, write_activations
@@ -131,7 +132,15 @@ class LoopedCache(ActivationCache):
         return f"LoopedCache({len(self)} activations of {self.n_loops} loops, {size})"
 
     def _repr_html_(self) -> str:
-        return as_table(repr(self), self.items())
+        """In a notebook: a row for each kind of activation, with the number of its layers."""
+        kinds: dict[tuple[str, str], list[Tensor]] = {}
+        for name, x in self.items():
+            kinds.setdefault((re.sub(r"\.\d+(?=\.)", ".*", name), brief(x)), []).append(x)
+        rows = [
+            (f"{kind} × {len(same)}" if len(same) > 1 else kind, same[0])
+            for (kind, _), same in kinds.items()
+        ]
+        return as_table(repr(self), rows)
 
     n_loops = property(lambda self: self.model.n_loops, doc="Loops of the run.")
 

@@ -100,7 +100,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return f"LoopedTransformer({weights:,} weights, {self.config!r})"[: MOST - 1]
 
     def _repr_html_(self) -> str:
-        return as_table(repr(self), self.config.to_dict().items())
+        return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
 
     def plain_twin(self) -> LoopedTransformer:
         """An unchanged model of this configuration, on the meta device."""

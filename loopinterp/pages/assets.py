@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from loopinterp.figures.circuit_graph import figure_markup, script_json
 from loopinterp.figures.circuit_parts import asset as graph_asset
-from loopinterp.pages.exploration import read_asset, script
+from loopinterp.pages.exploration import page_script, read_asset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,9 +110,7 @@ def explorer_asset(name: str) -> Markup:
     """The explorer's ``style`` or ``script``."""
     if name == "style":
         return Markup(read_asset("explorer.css"))
-    # In a function of its own: nothing of it is a global of the page.
-    on_page = read_asset("explorer_page.js")
-    return Markup(f'(() => {{\n"use strict";\n{script()}\n{on_page}}})();')
+    return Markup(page_script())
 
 
 def asset(name: str) -> Markup:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopinterp.core.results import Finding, Result, findings_of
+from loopinterp.figures.circuit_graph import security_policy
 from loopinterp.models.run_inputs import refuse
+
+_FRAME_STYLE = "width: 100%; height: 40rem; border: 0"
+_FIT = """new ResizeObserver(() => {
+  if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 8}px`;
+}).observe(document.body);"""
+_FRAMED = """<!doctype html><meta charset="utf-8">{policy}
+<meta name="color-scheme" content="light dark">
+<style>body {{ margin: 0; font-family: system-ui, sans-serif }} {style}</style>
+<div class="explorer"></div><script type="application/json" class="exploration-json">{data}</script>
+<script>{script}</script>"""
 
 NOT_SAID = -32768
 """Stands for an implied value that is undetermined, and for cells outside an example."""
@@ -151,6 +163,14 @@ class Exploration(Result, kind="exploration"):
         refuse({"title": title or None}, "none of a result in a folder", "Leave it out.")
         return super().save(folder, name)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the findings, and the explorer in a frame of its own."""
+        script = page_script() + _FIT
+        parts = {"policy": security_policy([script]), "style": read_asset("explorer.css")}
+        page = _FRAMED.format(data=page_json(self), script=script, **parts)
+        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{_FRAME_STYLE}"></iframe>'
+        return super()._repr_html_() + frame
+
 
 @findings_of.register
 def _(result: Exploration) -> list[Finding]:
@@ -250,3 +270,8 @@ def script() -> str:
     names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
     texts = [re.sub(r"^import [^;]*;\n", "", read_asset(f"{n}.js"), flags=re.M) for n in names]
     return "\n".join(re.sub(r"^export ", "", text, flags=re.M) for text in texts)
+
+
+def page_script() -> str:
+    """The script that shows the explorations of a page; nothing of it is a global of the page."""
+    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer_page.js")}}})();'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,6 +83,10 @@ class Sampler(Settings, InWords, ABC):
     def describe(self) -> str:
         """One line: what is computed, and in which format."""
         return self.about.format(self=self)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what is computed, and the settings."""
+        return f"<p>{escape(self.describe())}</p>{super()._repr_html_()}"
 
     @abstractmethod
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:

@@ -57,7 +57,7 @@ ELSEWHERE = (
         "outside_eap_ig",
         "trained_circuits",
     ),
-    *("pictures", "run_notebooks", "still_pictures"),
+    *("build_site", "pictures", "run_notebooks", "still_pictures"),
     *("published_code", "published_settings", "reproductions"),
     *("budget_law", "fixed_point_grid", "grid_claims", "long_addition", "settled_but_wrong"),
     *(

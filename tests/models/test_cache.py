@@ -393,6 +393,13 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
         LoopedCache.load(tmp_path, cache.model)
 
 
+def test_a_notebook_shows_a_row_for_each_kind_of_activation() -> None:
+    few, many = cached("demo", n_loops=2), cached("demo", n_loops=6)
+    rows = few._repr_html_().count("<tr>")
+    assert rows == many._repr_html_().count("<tr>") < len(few)
+    assert "blocks.*.attn.hook_q × 6" in many._repr_html_()
+
+
 def test_a_cache_of_what_each_head_reads_goes_to_disk_and_back(tmp_path: Path) -> None:
     model = build("demo")
     model.set_use_split_qkv_input(True)

@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,17 @@ def test_arrays_come_back(exploration: Exploration) -> None:
         else:
             np.testing.assert_array_equal(values, own)
     assert set(data["arrays"]) == {k for k, x in exploration.data.items() if x.ndim > 1}
+
+
+def test_a_notebook_shows_the_explorer_in_a_frame(exploration: Exploration) -> None:
+    shown = replace(exploration, asks=HOSTILE[0])
+    start, frame = shown._repr_html_().split("<iframe ")
+    assert "<li>" in start and HOSTILE[0] not in start
+    source = frame.split('srcdoc="')[1].split('"')[0]
+    page = unescape(source)
+    data = page.split('class="exploration-json">')[1].split("</script>")[0]
+    assert json.loads(data) == page_data(shown)
+    assert page.count("<script") == 2 and "Content-Security-Policy" in page
 
 
 def test_hostile_words_stay_in_their_strings(exploration: Exploration) -> None:
