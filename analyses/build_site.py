@@ -27,7 +27,6 @@ from loopinterp.pages import (
     write_circuit_page,
     write_comparison,
     write_report,
-    write_results,
 )
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

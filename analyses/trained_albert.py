@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -159,12 +160,12 @@ def tables() -> dict[str, str]:
     orbit, rows = found["orbits"], []
     orbit["model"] = orbit["model"].str.split().str[0]
     for model, each in orbit.groupby("model", sort=False):
-        moving = each[each[f"step {LAST}"] > 1e-3]
-        period = moving["period"].quantile([0.5, 0.1, 0.9]).round(2).tolist()
+        moving = pd.DataFrame(each[each[f"step {LAST}"] > 1e-3])
+        low, mid, high = np.quantile(moving["period"], (0.1, 0.5, 0.9)) if len(moving) else [0] * 3
         middle = [f"{each[x].mean():.2f}" for x in ("step 12", f"step {LAST}", "lag 2", "lag 5")]
         late = ["–"] * 3
         if len(moving) > len(each) / 2:
-            late = [f"{period[0]} ({period[1]} to {period[2]})"]
+            late = [f"{mid:.2f} ({low:.2f} to {high:.2f})"]
             late += [f"{moving[x].mean():.2f}" for x in ("explained", "coherence")]
         rows.append([model, len(each), *middle, *late])
     head = ["weights", "runs", "step at loop 12", f"step at loop {LAST}", "distance 2 loops apart",

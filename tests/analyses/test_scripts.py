@@ -73,6 +73,7 @@ ELSEWHERE = (
     "finite_models",
     "reduced_models",
     "decompiling_benchmark",
+    "trained_albert",
 )
 """With tests of their own, here or in a file of their name."""
 
