@@ -21,9 +21,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.adapters import adapt, load_published, phoneme_tokens
 from loopinterp.dynamics import Rotation, find_rotation, lag_distance, relative_residual, run_loops
+from loopinterp.figures import Series, line_figure
 from loopinterp.models import bind
 from loopinterp.probing import probe_study, with_random_weights
 
@@ -211,6 +213,22 @@ def tables() -> dict[str, str]:
     return made
 
 
+def picture() -> bytes:
+    """Distance of late states by the loops between them, as PNG; bands hold 80% of the texts."""
+    orbit = pd.read_csv(RESULTS / "albert_orbits.csv")
+    orbit["model"] = orbit["model"].str.split().str[0]
+    lags, lines = range(1, 13), []
+    for model, each in orbit.groupby("model", sort=False):
+        apart = each[[f"lag {p}" for p in lags]].to_numpy()
+        low, high = np.quantile(apart, (0.1, 0.9), axis=0)
+        style = {"low": low, "high": high, "control": model == "shuffled"}
+        lines.append(Series(f"{model} weights", lags, apart.mean(0), **style))
+    figure = line_figure(lines, x_title="loops apart", y_title="relative distance of states")
+    figure.update_layout(title="PL-BERT past its loops: states return after about five loops")
+    with StillPictures() as pictures:
+        return pictures.draw(figure, width=760, height=400)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -220,6 +238,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.part == "page":
         rewrite(PAGES / "results/trained-albert.md", tables())
+        (PAGES / "pictures" / "trained-albert.png").write_bytes(picture())
         return
     with torch.no_grad():
         PARTS[args.part](args.every).to_csv(
