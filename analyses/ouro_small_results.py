@@ -1,0 +1,131 @@
+"""How a trained Ouro answers p-hop questions, loop by loop, and when its gate stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from analyses.tables_in_pages import table
+from loopinterp.adapters import adapt
+from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.lenses import exit_study
+from loopinterp.tasks import IGNORE, Batch, PHop
+
+FILES, PAGE = ("ouro_small.csv", "ouro_small_exits.csv"), "results/trained-language-models.md"
+STAGES = ("looped, stage I", "looped, stage II")
+TASK, LENGTH = PHop(n_symbols=4, most_hops=8), 48
+
+
+def fresh(hops: int, n: int) -> Batch:
+    """Sequences asked at the last position alone, where the chain arrives at a symbol."""
+    drawn = TASK.sample(LENGTH, batch_size=2 * n, seed=10**6 + hops)
+    batch = TASK.with_hops(drawn, torch.full((2 * n,), hops))
+    kept = (batch.targets[:, -1] < TASK.n_symbols).nonzero()[:n, 0]
+    batch = batch[kept]
+    targets = torch.full_like(batch.targets, IGNORE)
+    targets[:, -1] = batch.targets[:, -1]
+    return replace(batch, targets=targets)
+
+
+def measure(
+    name: str, seed: int, model: torch.nn.Module, n: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Accuracy and exits by p and loop; and what every stopping rule reaches over all p."""
+    looped = adapt(model.eval())
+    parts = [fresh(p, n) for p in range(1, TASK.most_hops + 1)]
+    names = ("inputs", "targets", "n", "n_loops")
+    batch = Batch(*(torch.cat([getattr(part, x) for part in parts]) for x in names))
+    result = exit_study(
+        looped, batch, n_loops=looped.n_loops, gate=looped.exit_probability, seed=seed
+    )
+    hops, exact = TASK.hops(batch).numpy(), result.data["exact"].values[1:]  # [loop, batch]
+    # The probability of not having stopped by each loop; by the last one all have, [loop, batch].
+    going = result.data["score"].sel(rule="gate, cumulated").values[1:-1]
+    ends = np.ones((1, len(hops)))
+    exits = -np.diff(np.concatenate([ends, going, 0 * ends]), axis=0)
+    stop = (going > 0.5).sum(0)  # the index of the loop where a half has stopped
+    loops = np.arange(1, len(exact) + 1)
+    who, rows = {"model": name, "seed": seed}, []
+    for p in np.unique(hops):
+        of_p = hops == p
+        mean = mean_estimate((exits[:, of_p] * loops[:, None]).sum(0))
+        for loop in loops:
+            share = wilson_estimate(exact[loop - 1, of_p].sum(), of_p.sum())
+            row = {**who, "hops": p, "loop": loop, "n": of_p.sum()}
+            row |= dict(zip(("right", "right_low", "right_high"), share))
+            row |= {"exit": exits[loop - 1, of_p].mean()}
+            rows.append(row | dict(zip(("exit_loop", "exit_low", "exit_high"), mean)))
+    best, best_loop = result.best_loop()
+    found, mean_first = result.oracle()
+    rules = [
+        {"rule": "one budget", "right": best, "loops": best_loop},
+        {"rule": "oracle", "right": found, "loops": mean_first},
+    ]
+    for rule in result.rules:
+        right, dealt, mean_loops = result.gain(rule)
+        cheapest = result.cheapest(rule)
+        row = {"rule": rule, "right": right, "loops": mean_loops, "dealt": dealt}
+        rules.append(row | {"cheapest": np.nan if cheapest is None else cheapest})
+    rules.append(
+        {
+            "rule": "gate at 0.5",
+            "right": np.take_along_axis(exact, stop[None], 0).mean(),
+            "loops": stop.mean() + 1,
+            "dealt": exact.mean(1)[stop].mean(),
+            # Stops dealt among examples of one p: the gate may know no more than p.
+            "dealt_within": np.mean(
+                [exact[stop[hops == p]][:, hops == p].mean() for p in np.unique(hops)]
+            ),
+        }
+    )
+    return pd.DataFrame(rows), pd.DataFrame([who | row for row in rules])
+
+
+def as_tables(by_loop: pd.DataFrame, rules: pd.DataFrame) -> dict[str, str]:
+    """Accuracy by p, accuracy and exits by loop, and the rules, of the first seed."""
+    return {
+        "ouro-accuracy": _accuracy(by_loop),
+        "ouro-loops": _loops(by_loop),
+        "ouro-rules": _rules(rules),
+    }
+
+
+def _accuracy(by_loop: pd.DataFrame) -> str:
+    """A row for each model and seed: right after its last loop, by p."""
+    last = by_loop[by_loop["loop"] == by_loop.groupby("model")["loop"].transform("max")]
+    rows = []
+    for (name, seed), cells in last.groupby(["model", "seed"]):
+        shown = [
+            f"{100 * x.right:.0f} ({100 * x.right_low:.0f}–{100 * x.right_high:.0f})"
+            for x in cells.sort_values("hops").itertuples()
+        ]
+        rows.append([name, seed, *shown])
+    return table(["model", "seed", *(f"p = {p}" for p in sorted({*last["hops"]}))], rows)
+
+
+def _loops(by_loop: pd.DataFrame) -> str:
+    """A row for each p: right after each loop, and the mean exit of the gate after both stages."""
+    both = [by_loop.query("model == @name and seed == seed.min()") for name in STAGES]
+    rows = []
+    for p, cells in both[1].groupby("hops"):
+        right = [f"{100 * x:.0f}" for x in cells.sort_values("loop")["right"]]
+        exits = [part[part["hops"] == p].iloc[0] for part in both]
+        shown = [f"{x.exit_loop:.2f} ({x.exit_low:.2f}–{x.exit_high:.2f})" for x in exits]
+        rows.append([p, *right, *shown])
+    loops = [f"loop {loop}" for loop in sorted({*both[1]["loop"]})]
+    return table(["p", *loops, "mean exit, stage I", "stage II"], rows)
+
+
+def _rules(rules: pd.DataFrame) -> str:
+    """A row for each rule, of the model with both stages."""
+    rows = []
+    for x in rules.query("model == @STAGES[1] and seed == seed.min()").itertuples():
+        shares = [x.right, x.dealt, x.dealt_within]
+        shown = ["" if pd.isna(y) else f"{100 * y:.1f}" for y in shares]
+        cheapest = "" if pd.isna(x.cheapest) else f"{x.cheapest:.2f}"
+        rows.append([x.rule, f"{x.loops:.2f}", *shown, cheapest])
+    header = ["rule", "mean loops", "right", "dealt", "dealt within p", "fewest loops"]
+    return table(header, rows)
