@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,8 +37,11 @@ def measure(
     """Accuracy and exits by p and loop; and what every stopping rule reaches over all p."""
     looped = adapt(model.eval())
     parts = [fresh(p, n) for p in range(1, TASK.most_hops + 1)]
-    names = ("inputs", "targets", "n", "n_loops")
-    batch = Batch(*(torch.cat([getattr(part, x) for part in parts]) for x in names))
+    inputs, targets, n_symbols, answer_loops = (
+        torch.cat([getattr(part, x) for part in parts])
+        for x in ("inputs", "targets", "n", "n_loops")
+    )
+    batch = Batch(inputs, targets, n_symbols, answer_loops)
     result = exit_study(
         looped, batch, n_loops=looped.n_loops, gate=looped.exit_probability, seed=seed
     )
@@ -85,7 +89,7 @@ def measure(
 
 
 def as_tables(by_loop: pd.DataFrame, rules: pd.DataFrame) -> dict[str, str]:
-    """Accuracy by p, accuracy and exits by loop, and the rules, of the first seed."""
+    """Accuracy of every model by p; loops, exits and rules of the first seed of the looped one."""
     return {
         "ouro-accuracy": _accuracy(by_loop),
         "ouro-loops": _loops(by_loop),
@@ -95,37 +99,49 @@ def as_tables(by_loop: pd.DataFrame, rules: pd.DataFrame) -> dict[str, str]:
 
 def _accuracy(by_loop: pd.DataFrame) -> str:
     """A row for each model and seed: right after its last loop, by p."""
-    last = by_loop[by_loop["loop"] == by_loop.groupby("model")["loop"].transform("max")]
     rows = []
-    for (name, seed), cells in last.groupby(["model", "seed"]):
-        shown = [
-            f"{100 * x.right:.0f} ({100 * x.right_low:.0f}–{100 * x.right_high:.0f})"
-            for x in cells.sort_values("hops").itertuples()
-        ]
-        rows.append([name, seed, *shown])
-    return table(["model", "seed", *(f"p = {p}" for p in sorted({*last["hops"]}))], rows)
+    for name in ("untrained", "unlooped", STAGES[0]):  # stage II keeps the answers of stage I
+        of_name = by_loop.query("model == @name")
+        last = of_name.query(f"loop == {of_name['loop'].max()}")
+        for seed, cells in last.groupby("seed"):
+            shares = [_share(cell, "right", 100) for cell in _records(cells)]
+            rows.append([name.split(",")[0], seed, *shares])
+    return table(["model", "seed", *(f"p = {p}" for p in sorted({*by_loop["hops"]}))], rows)
 
 
 def _loops(by_loop: pd.DataFrame) -> str:
-    """A row for each p: right after each loop, and the mean exit of the gate after both stages."""
-    both = [by_loop.query("model == @name and seed == seed.min()") for name in STAGES]
+    """A row for each p: right after each loop, and the mean exit after both stages of training."""
+    looped = by_loop.query("model in @STAGES and seed == seed.min()")
     rows = []
-    for p, cells in both[1].groupby("hops"):
-        right = [f"{100 * x:.0f}" for x in cells.sort_values("loop")["right"]]
-        exits = [part[part["hops"] == p].iloc[0] for part in both]
-        shown = [f"{x.exit_loop:.2f} ({x.exit_low:.2f}–{x.exit_high:.2f})" for x in exits]
-        rows.append([p, *right, *shown])
-    loops = [f"loop {loop}" for loop in sorted({*both[1]["loop"]})]
+    for p, of_p in looped.groupby("hops"):
+        both = [_records(cells) for _, cells in of_p.groupby("model")]  # in the order of STAGES
+        right = [f"{100 * cell['right']:.0f}" for cell in both[1]]
+        rows.append([p, *right, *(_share(cells[0], "exit_loop", 1, 2) for cells in both)])
+    loops = [f"loop {loop}" for loop in sorted({*looped["loop"]})]
     return table(["p", *loops, "mean exit, stage I", "stage II"], rows)
 
 
 def _rules(rules: pd.DataFrame) -> str:
-    """A row for each rule, of the model with both stages."""
-    rows = []
-    for x in rules.query("model == @STAGES[1] and seed == seed.min()").itertuples():
-        shares = [x.right, x.dealt, x.dealt_within]
-        shown = ["" if pd.isna(y) else f"{100 * y:.1f}" for y in shares]
-        cheapest = "" if pd.isna(x.cheapest) else f"{x.cheapest:.2f}"
-        rows.append([x.rule, f"{x.loops:.2f}", *shown, cheapest])
-    header = ["rule", "mean loops", "right", "dealt", "dealt within p", "fewest loops"]
-    return table(header, rows)
+    """A row for each rule of the looped model, and for the gates after both stages."""
+    first, rows = rules.query("model in @STAGES and seed == seed.min()"), []
+    for x in _records(first):
+        name, stage = x["rule"], x["model"].split(", ")[1]
+        if not name.startswith("gate") and stage == "stage II":
+            continue  # stage II changes the gate alone
+        shares = ("right", "dealt", "dealt_within")
+        shown = ["" if pd.isna(x[share]) else f"{100 * x[share]:.1f}" for share in shares]
+        cheapest = "" if pd.isna(x["cheapest"]) else f"{x['cheapest']:.2f}"
+        label = f"{name} ({stage})" if name.startswith("gate") else name
+        rows.append([label, f"{x['loops']:.2f}", *shown, cheapest])
+    return table(["rule", "mean loops", "right", "dealt", "dealt within p", "fewest loops"], rows)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for _, row in frame.iterrows()]
+
+
+def _share(cell: dict[str, Any], name: str, times: int, digits: int = 0) -> str:
+    """A value with its interval, ``98 (97–99)``."""
+    stem = name.removesuffix("_loop")
+    ends = (times * cell[f"{stem}_low"], times * cell[f"{stem}_high"])
+    return f"{times * cell[name]:.{digits}f} ({ends[0]:.{digits}f}–{ends[1]:.{digits}f})"

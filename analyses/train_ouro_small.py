@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -39,9 +40,8 @@ PATIENCE = 250
 def build(n_loops: int, seed: int) -> OuroForCausalLM:
     """Two layers, 84,000 weights."""
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    config = OuroConfig(vocab_size=TASK.d_vocab, rope_theta=1e4, total_ut_steps=n_loops, **sizes)
-    return OuroForCausalLM(config)
+    config = OuroConfig(vocab_size=TASK.d_vocab, rope_theta=1e4, total_ut_steps=n_loops)
+    return OuroForCausalLM(replace(config, hidden_size=64, intermediate_size=128))
 
 
 def run(model: OuroForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,6 +73,7 @@ ELSEWHERE = (
     "finite_models",
     "reduced_models",
     "decompiling_benchmark",
+    *("ouro_small_results", "train_ouro_small"),
 )
 """With tests of their own, here or in a file of their name."""
 
