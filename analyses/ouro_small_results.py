@@ -16,7 +16,7 @@ from loopinterp.lenses import exit_study
 from loopinterp.tasks import IGNORE, Batch, PHop
 
 FILES, PAGE = ("ouro_small.csv", "ouro_small_exits.csv"), "results/trained-language-models.md"
-STAGES = ("looped, stage I", "looped, stage II")
+STAGES = ("looped, stage I", "looped, stage II", "looped, stage II ahead")
 TASK, LENGTH = PHop(n_symbols=4, most_hops=8), 48
 
 
@@ -89,7 +89,7 @@ def measure(
 
 
 def as_tables(by_loop: pd.DataFrame, rules: pd.DataFrame) -> dict[str, str]:
-    """Accuracy of every model by p; loops, exits and rules of the first seed of the looped one."""
+    """Accuracy of every model by p; loops, exits and rules of the first seed."""
     return {
         "ouro-accuracy": _accuracy(by_loop),
         "ouro-loops": _loops(by_loop),
@@ -110,23 +110,23 @@ def _accuracy(by_loop: pd.DataFrame) -> str:
 
 
 def _loops(by_loop: pd.DataFrame) -> str:
-    """A row for each p: right after each loop, and the mean exit after both stages of training."""
+    """A row for each p: right after each loop, and the mean exit after each stage of training."""
     looped = by_loop.query("model in @STAGES and seed == seed.min()")
     rows = []
     for p, of_p in looped.groupby("hops"):
-        both = [_records(cells) for _, cells in of_p.groupby("model")]  # in the order of STAGES
-        right = [f"{100 * cell['right']:.0f}" for cell in both[1]]
-        rows.append([p, *right, *(_share(cells[0], "exit_loop", 1, 2) for cells in both)])
+        each = [_records(cells) for _, cells in of_p.groupby("model")]  # in the order of STAGES
+        right = [f"{100 * cell['right']:.0f}" for cell in each[0]]
+        rows.append([p, *right, *(_share(cells[0], "exit_loop", 1, 2) for cells in each)])
     loops = [f"loop {loop}" for loop in sorted({*looped["loop"]})]
-    return table(["p", *loops, "mean exit, stage I", "stage II"], rows)
+    return table(["p", *loops, "exit, stage I", "stage II", "stage II ahead"], rows)
 
 
 def _rules(rules: pd.DataFrame) -> str:
-    """A row for each rule of the looped model, and for the gates after both stages."""
+    """A row for each rule of the looped model, and for the gate after each stage."""
     first, rows = rules.query("model in @STAGES and seed == seed.min()"), []
     for x in _records(first):
         name, stage = x["rule"], x["model"].split(", ")[1]
-        if not name.startswith("gate") and stage == "stage II":
+        if not name.startswith("gate") and stage != "stage I":
             continue  # stage II changes the gate alone
         shares = ("right", "dealt", "dealt_within")
         shown = ["" if pd.isna(x[share]) else f"{100 * x[share]:.1f}" for share in shares]
