@@ -116,7 +116,7 @@ def test_a_second_run_measures_the_saved_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.md").write_text((PAGES / PAGE).read_text())
-    small = ["--steps", "2", "--samples", "4", "--out", str(tmp_path / "run")]
+    small = ["--seed", "3", "--steps", "2", "--samples", "4", "--out", str(tmp_path / "run")]
     where = ["--results", str(tmp_path), "--page", str(tmp_path / "page.md")]
     monkeypatch.setattr(sys, "argv", ["train_ouro_small", *small, *where])
     script.main()
