@@ -89,7 +89,7 @@ def measure(
 
 
 def as_tables(by_loop: pd.DataFrame, rules: pd.DataFrame) -> dict[str, str]:
-    """Accuracy of every model by p; loops, exits and rules of the first seed."""
+    """Accuracy of every model by p; loops, exits and rules of the looped one."""
     return {
         "ouro-accuracy": _accuracy(by_loop),
         "ouro-loops": _loops(by_loop),
@@ -110,30 +110,38 @@ def _accuracy(by_loop: pd.DataFrame) -> str:
 
 
 def _loops(by_loop: pd.DataFrame) -> str:
-    """A row for each p: right after each loop, and the mean exit after each stage of training."""
-    looped = by_loop.query("model in @STAGES and seed == seed.min()")
-    rows = []
-    for p, of_p in looped.groupby("hops"):
-        each = [_records(cells) for _, cells in of_p.groupby("model")]  # in the order of STAGES
-        right = [f"{100 * cell['right']:.0f}" for cell in each[0]]
-        rows.append([p, *right, *(_share(cells[0], "exit_loop", 1, 2) for cells in each)])
+    """A row for each seed and p: right after each loop, and the mean exit after each stage."""
+    looped, rows = by_loop.query("model in @STAGES"), []
+    for seed, of_seed in looped.groupby("seed"):
+        for p, of_p in of_seed.groupby("hops"):
+            each = [_records(cells) for _, cells in of_p.groupby("model")]  # in the order of STAGES
+            right = [f"{100 * cell['right']:.0f}" for cell in each[0]]
+            exits = [_share(cells[0], "exit_loop", 1, 2) for cells in each]
+            rows.append([seed, p, *right, *exits])
     loops = [f"loop {loop}" for loop in sorted({*looped["loop"]})]
-    return table(["p", *loops, "exit, stage I", "stage II", "stage II ahead"], rows)
+    return table(["seed", "p", *loops, "exit, stage I", "stage II", "stage II ahead"], rows)
 
 
 def _rules(rules: pd.DataFrame) -> str:
-    """A row for each rule of the looped model, and for the gate after each stage."""
-    first, rows = rules.query("model in @STAGES and seed == seed.min()"), []
-    for x in _records(first):
+    """A row for each rule, and for the gate after each stage; three columns for each seed."""
+    looped = rules.query("model in @STAGES")
+    rows: dict[str, list[str]] = {}
+    for x in _records(looped):
         name, stage = x["rule"], x["model"].split(", ")[1]
         if not name.startswith("gate") and stage != "stage I":
             continue  # stage II changes the gate alone
-        shares = ("right", "dealt", "dealt_within")
-        shown = ["" if pd.isna(x[share]) else f"{100 * x[share]:.1f}" for share in shares]
-        cheapest = "" if pd.isna(x["cheapest"]) else f"{x['cheapest']:.2f}"
-        label = f"{name} ({stage})" if name.startswith("gate") else name
-        rows.append([label, f"{x['loops']:.2f}", *shown, cheapest])
-    return table(["rule", "mean loops", "right", "dealt", "dealt within p", "fewest loops"], rows)
+        within, fewest = x["dealt_within"], x["cheapest"]
+        dealt = "" if pd.isna(x["dealt"]) else f"{100 * x['dealt']:.1f}"
+        dealt += "" if pd.isna(within) else f"; within p {100 * within:.1f}"
+        shown = [f"{100 * x['right']:.1f} ({x['loops']:.2f})", dealt]
+        label = f"{name}, {stage}" if name.startswith("gate") else name
+        row = rows.setdefault(label, [])
+        row += [*shown, "" if pd.isna(fewest) else f"{fewest:.2f}"]
+    seeds = [f"seed {seed}" for seed in looped["seed"].unique().tolist()]
+    header = [
+        cell for seed in seeds for cell in (f"{seed}: right (loops)", "dealt", "fewest loops")
+    ]
+    return table(["rule", *header], [[label, *row] for label, row in rows.items()])
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
