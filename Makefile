@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 CASES ?= 2000
 SEED ?= 0
 
-.PHONY: help env demo test wheel gpu fuzz check lint format types docs clean
+.PHONY: help env demo test wheel gpu fuzz check lint format types docs site clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 $(DEVELOP): $(STAMP)
-	$(INSTALL) '.[dev,docs,browser]'
+	$(INSTALL) '.[dev,docs,browser,kokoro]'
 	@touch $@
 
 demo: $(STAMP)  ## train, analyse and report on one model (a few minutes)
@@ -71,6 +71,10 @@ types: env  ## pyright
 docs: env  ## build the documentation; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+site: env  ## build the documentation with live pages beside it, to be hosted as it is
+	@test -f runs/demo/comparison.html || $(MAKE) demo
+	$(BIN)/python -m analyses.build_site --demo runs/demo --out build/site
 
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) docs/_build docs/reference/generated build dist .pytest_cache .ruff_cache .hypothesis

@@ -90,7 +90,7 @@ def speeds(folder: Path, samples: int) -> pd.DataFrame:
     """The least loops of one model at several lengths, and the loop at which its tokens settle."""
     torch.set_num_threads(1)
     run = Run.load(folder)
-    model, task = run.model(), run.task()
+    model, task = run.model(), run.task
     config: Any = run.config
     model.loop_rule = None
     cutoff, scale = config.curriculum.max_n, config.objective.loop_scale

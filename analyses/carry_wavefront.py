@@ -17,7 +17,7 @@ def main(
 ) -> None:
     """Probe additions of n bits; the run must be one of addition."""
     trained = Run.load(run)
-    task = trained.task()
+    task = trained.task
     if not isinstance(task, Addition):
         raise typer.BadParameter(f"a run of the task addition is needed, not {task.name}")
     result = carry_study(trained.model(), task, n=n, n_train=pairs)

@@ -21,7 +21,7 @@ def main(
     """Follow every token of some examples of length n."""
     trained = Run.load(run)
     generator = torch.Generator().manual_seed(0)
-    batch = trained.task().sample(n, batch_size=samples, generator=generator)
+    batch = trained.task.sample(n, batch_size=samples, generator=generator)
     result = convergence_study(trained.model(), batch)
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
     print(out, *(finding.text for finding in result.findings()), sep="\n")

@@ -150,9 +150,9 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
     row: dict[str, Any] = dict(zip(KEY, (kind, name, disguise)))
     started = time.process_time()
     if kind == "trained":
-        run = loopinterp.load_pretrained(name)
+        run = loopinterp.zoo.pretrained_run(name)
         found = decompile(
-            run.model(), run.task(), n=READ_AT, lengths=JUDGED_AT, farther=FARTHER,
+            run.model(), run.task, n=READ_AT, lengths=JUDGED_AT, farther=FARTHER,
             sharp=False, n_exchanges=EXCHANGES,
         )  # fmt: skip
         outcome = "program" if found.program else "not decompiled"

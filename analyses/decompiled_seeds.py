@@ -53,8 +53,8 @@ def measured(name: str) -> list[dict[str, Any]]:
         task = get_task("addition")
         model = loopinterp.compile_program(name, max_length=task.n_positions(3 * N // 2)).model
     else:
-        run = loopinterp.load_pretrained(name)
-        model, task = run.model(), run.task()
+        run = loopinterp.zoo.pretrained_run(name)
+        model, task = run.model(), run.task
     found = decompilation_study(model, task, n=N)
     trajectory = float(found.worst().sel(estimate="value"))
     about = {"model": name, "given": found.given, "cells": found.data.sizes["cell"]}

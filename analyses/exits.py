@@ -19,7 +19,7 @@ from loopinterp.lenses import exit_study
 from loopinterp.lenses.exits_by_loop import RULES
 from loopinterp.models.study_examples import fit_to_model
 from loopinterp.tasks import as_batch
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 FILE, PAGE, NAME = "exits.csv", "results/stopping.md", "exits"
 MARGIN = 10
@@ -34,10 +34,10 @@ def main() -> None:
 
 def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """A row for each rule and length, with what the oracle and one loop for all reach."""
-    run, rows = load_pretrained(name), []
+    run, rows = pretrained_run(name), []
     for n in (run.cutoff * k for k in times):
         model = run.model()
-        batch = fit_to_model(model, as_batch(run.task(), n=n, batch_size=samples))
+        batch = fit_to_model(model, as_batch(run.task, n=n, batch_size=samples))
         result = exit_study(model, batch, n_loops=int(batch.n_loops.max()) + MARGIN)
         (best, at), (found, mean) = result.best_loop(), result.oracle()
         said = {"model": name, "length": n, "samples": samples, "answer_loops": batch.n_loops[0]}

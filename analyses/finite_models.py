@@ -76,9 +76,9 @@ def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], Decompiled
         return row, None
     run, cutoff = smallest.run, smallest.run.cutoff
     lengths = [cutoff * k for k in (1, 2, 4)]
-    right = evaluate(run.model(), run.task(), lengths, n_samples=SAMPLES)
+    right = evaluate(run.model(), run.task, lengths, n_samples=SAMPLES)
     near = (cutoff - 1, cutoff, 2 * cutoff - 1, 2 * cutoff)
-    found = decompile(run.model(), run.task(), n=cutoff, lengths=near)
+    found = decompile(run.model(), run.task, n=cutoff, lengths=near)
     tried = found.evidence[found.evidence["what"].isin(INTERCHANGED)]
     assert found.table is not None and found.automaton is not None
     return row | {

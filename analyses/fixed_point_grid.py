@@ -136,7 +136,7 @@ def measure(run: Run, grid: Grid, n_examples: int) -> dict[str, float]:
 
     def draw(n: int, number: int) -> Batch:
         generator = torch.Generator().manual_seed(1)
-        return run.task().sample(n, batch_size=number, generator=generator)
+        return run.task.sample(n, batch_size=number, generator=generator)
 
     found = limits(model, draw(grid.limits, n_examples))
     evaluation = load_result(run.folder / EVALUATION)

@@ -176,11 +176,11 @@ def exact_matches(runs: Sequence[Run], device: str, small: bool) -> dict[str, An
     from loopinterp.training import evaluate
 
     longest, n_samples = runs[0].cutoff, 16 if small else 6400
-    lengths = [longest] if small else [longest, PAPER[runs[0].task().name]["test_n"]]
+    lengths = [longest] if small else [longest, PAPER[runs[0].task.name]["test_n"]]
     exact: dict[int, list[float]] = {}
     for seed, one in zip(SEEDS, runs):
         options = {"distributions": ["uniform"], "n_samples": n_samples}
-        found = evaluate(one.model(device), one.task(), lengths, **options)
+        found = evaluate(one.model(device), one.task, lengths, **options)
         cells = found.data["exact_match"].sel(estimate="value")
         exact[seed] = cells.values.reshape(-1).tolist()
     return {"lengths": lengths, "exact_match": exact}
@@ -193,7 +193,7 @@ def abacus_scores(run: Run, device: str, small: bool) -> dict[str, Any]:
     """
     from loopinterp.training import operand_grid
 
-    model, task, shape = run.model(device), cast("AbacusAddition", run.task()), run.config.model
+    model, task, shape = run.model(device), cast("AbacusAddition", run.task), run.config.model
     digits = [1, run.cutoff] if small else [run.cutoff // 2, run.cutoff, 2 * run.cutoff]
     to, n_samples = (2, 4) if small else (40, 100)
     right = {n: _generated(model, task, n, n_samples) for n in digits}

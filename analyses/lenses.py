@@ -59,7 +59,7 @@ def main() -> None:
 
 def measure(name: str, pairs: int, steps: int) -> pd.DataFrame:
     """A row for each lens and loop of a model: what it reads, and how far off it is."""
-    model, task = load_pretrained(name).model(), Addition()
+    model, task = load_pretrained(name), Addition()
     n_loops = task.n_loops(BITS)
 
     def draw(seed: int) -> ChainSample:

@@ -58,10 +58,10 @@ def main() -> None:
 def measured(name: str, digits: str, length: int, samples: int) -> dict[str, Any]:
     """Exact match, minutes of one core, the process's peak memory in MB, and of which weights."""
     torch.set_num_threads(1)
-    run = loopinterp.load_pretrained(name)
+    run = loopinterp.zoo.pretrained_run(name)
     started = time.process_time()
     options: dict[str, Any] = {"distributions": [digits], "n_samples": samples}
-    found = evaluate(run.model(), run.task(), [length], **options)
+    found = evaluate(run.model(), run.task, [length], **options)
     exact = found.data["exact_match"].sel(estimate="value", extra_loop=0)
     return {
         "exact_match": float(exact.squeeze()),

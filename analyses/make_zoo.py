@@ -31,7 +31,7 @@ from loopinterp.training import (
     train_finite,
 )
 from loopinterp.training.run import LoopsByLength
-from loopinterp.zoo import Card, get_card, list_pretrained, load_pretrained, make_entry
+from loopinterp.zoo import Card, get_card, list_pretrained, make_entry, pretrained_run
 from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, measure_card
 
 NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
@@ -167,8 +167,8 @@ def finite(config: TrainingConfig, out: Path) -> Run:
 
 def with_missing(name: str, samples: int) -> Card:
     """The card of a model of the zoo, with the note from here and all distributions."""
-    card, run = get_card(name), load_pretrained(name)
-    exact, known = dict(card.exact_match), run.task().distributions
+    card, run = get_card(name), pretrained_run(name)
+    exact, known = dict(card.exact_match), run.task.distributions
     if lacking := [d for d in known if d not in exact]:
         card = card.replace(samples=min(card.samples, samples))
         exact |= measure_card(run, samples=card.samples, seed=card.seed, distributions=lacking)

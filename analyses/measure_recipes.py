@@ -44,7 +44,7 @@ from loopinterp.training import (
     recipes,
     run_sweep,
 )
-from loopinterp.zoo import get_card, list_pretrained, load_pretrained
+from loopinterp.zoo import get_card, list_pretrained, pretrained_run
 
 FOLDER = Path(recipes.__file__).with_suffix("")
 TIMES = (1, 1.5, 2, 3, 4, 8)
@@ -166,7 +166,7 @@ def of_the_zoo(recipe: str) -> dict[int, Run]:
     """The models of the zoo that were trained by a recipe and nothing else, by seed."""
     cards = {name: get_card(name) for name in list_pretrained().index}
     runs = [
-        load_pretrained(name)
+        pretrained_run(name)
         for name, card in cards.items()
         if card.recipe == recipe and {*card.changes} <= {"seed"}
     ]
@@ -212,7 +212,7 @@ def evaluated(folder: Path, n: int, samples: int, kept: Path) -> EvaluationResul
         found = EvaluationResult.load(file)
         if (found.n_samples, found.provenance.weights) == (samples, first.provenance.weights):
             return found
-    task = run.task()
+    task = run.task
     found = evaluate(run.model(), task, [n], n_samples=samples)
     found.save(kept, file.stem)
     return found

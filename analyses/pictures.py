@@ -27,7 +27,7 @@ from loopinterp.compiler import draw_program
 from loopinterp.core.results import load_result
 from loopinterp.figures import PALETTE, heatmap_panels, template
 from loopinterp.models import bind
-from loopinterp.pages import explore, typed_example, write_circuit_page, write_results
+from loopinterp.pages import explore, write_circuit_page, write_results
 from loopinterp.programs import get_program
 from loopinterp.tasks import Addition
 
@@ -165,8 +165,8 @@ def as_cards(thumbnails: Sequence[Thumbnail]) -> str:
 
 def explorer(pictures: StillPictures) -> bytes:
     """The explorer on a carry that runs through a whole sum, a place in its front chosen."""
-    run = loopinterp.load_pretrained("addition")
-    shown = typed_example(run.task(), f"{2**21 - 1} + 1")
+    run = loopinterp.zoo.pretrained_run("addition")
+    shown = run.task.encode(f"{2**21 - 1} + 1")
     found = explore(run.model().eval(), shown, programs=["ripple"])
     choose = (
         "async () => { while (!document.querySelector('.explorer').explorer) "
@@ -196,7 +196,7 @@ def circuit_graph(pictures: StillPictures) -> bytes:
 
 def light_cone() -> go.Figure:
     """How far one changed state has got, loop by loop, in the zoo's addition."""
-    model, task = loopinterp.load_pretrained("addition").model(), Addition()
+    model, task = loopinterp.load_pretrained("addition"), Addition()
     ones = sum(1 << k for k in range(1, 16))
     inputs = task.encode([(ones, 0)], n=16).inputs
     iteration = bind(model, inputs)

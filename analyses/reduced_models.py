@@ -22,7 +22,7 @@ from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.comparison import reduction_study
 from loopinterp.comparison.reduced_model import ENOUGH
 from loopinterp.comparison.rule import LEAST_INPUTS
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 FILE, PAGE, NAME = "reduced_models.csv", "results/programs.md", "reduced-models"
 MODELS = ("addition", *(f"addition-seed-{seed}" for seed in range(1, 5)))
@@ -50,10 +50,10 @@ def main() -> None:
 def measure(name: str) -> list[dict[str, Any]]:
     """A row for each rank, kind of interchange and length."""
     torch.set_num_threads(1)
-    run = load_pretrained(name)
+    run = pretrained_run(name)
     lengths = (run.cutoff, 2 * run.cutoff)
     found = reduction_study(
-        run.model(), run.task(), ranks=RANKS, pairs=PAIRS, n=lengths, batch_size=EXAMPLES
+        run.model(), run.task, ranks=RANKS, pairs=PAIRS, n=lengths, batch_size=EXAMPLES
     )
     rows = []
     for rank in RANKS:

@@ -34,7 +34,7 @@ def main() -> None:
         for s in range(args.seeds)
     }
     models = {name: run.model() for name, run in runs.items()}
-    task = next(iter(runs.values())).task()
+    task = next(iter(runs.values())).task
     generator = torch.Generator().manual_seed(0)
     data = [task.sample(n, batch_size=512, generator=generator) for n in args.lengths]
     comparison = compare_programs(

@@ -25,7 +25,7 @@ from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
 from loopinterp.dynamics import FATES, convergence_study
 from loopinterp.tasks import Addition, Batch, Task
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 FILE, PAGE, NAME = "settled_but_wrong.csv", "results/convergence.md", "convergence-and-accuracy"
 TIMES = (1, 2, 4)
@@ -42,8 +42,8 @@ def main() -> None:
 
 def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """Shares of the classes, and what tells the wrong answers, by length and distribution."""
-    run = load_pretrained(name)
-    model, task, rows = run.model(), run.task(), []
+    run = pretrained_run(name)
+    model, task, rows = run.model(), run.task, []
     for n in (run.cutoff * k for k in times):
         for distribution in task.distributions:
             batch = task.sample(

@@ -18,7 +18,7 @@ from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
 from loopinterp.dynamics import SettlingClass, geometry_study
 from loopinterp.tasks import as_batch
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 FILE, PAGE, NAME = "state_geometry.csv", "results/convergence.md", "state-geometry"
 TIMES = (1, 2)
@@ -34,9 +34,9 @@ def main() -> None:
 
 def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """Classes of tokens, dimensions at T(n), at the end and by chance, layers at rest."""
-    run, rows = load_pretrained(name), []
+    run, rows = pretrained_run(name), []
     for n in (run.cutoff * k for k in times):
-        batch = as_batch(run.task(), n=n, batch_size=samples)
+        batch = as_batch(run.task, n=n, batch_size=samples)
         answered = int(batch.n_loops.max())
         n_loops = max(64, 4 * answered)
         result = geometry_study(run.model(), batch, n_loops=n_loops, n_trajectories=1)

@@ -21,7 +21,7 @@ from loopinterp.app.session import open_run
 from loopinterp.app.workflow import CALIBRATED, calibrate_stopping, stopping_rules
 from loopinterp.training import evaluate
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 FILE, PAGE, NAME = "stopping_rules.csv", "results/stopping.md", "stopping-rules"
 TIMES = (1, 2, 4)
@@ -48,10 +48,10 @@ def main() -> None:
 
 def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """What every rule reaches on a model, by distribution and length."""
-    run = load_pretrained(name)
+    run = pretrained_run(name)
     rules = stopping_rules(RULES) | {CALIBRATED: calibrate_stopping(open_run(run.folder))}
     lengths = [run.cutoff * k for k in times]
-    found = evaluate(run.model(), run.task(), lengths, stopping=rules, n_samples=samples)
+    found = evaluate(run.model(), run.task, lengths, stopping=rules, n_samples=samples)
     rows = found.to_dataframe("stopped_exact_match", "stopped_at").query(f"rule != {ANY!r}")
     said = ["rule", "distribution", "length", "stopped_exact_match", "stopped_at"]
     rows = rows.assign(model=name, samples=samples)

@@ -25,7 +25,7 @@ from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.dynamics import find_fixed_point, spectral_radius
 from loopinterp.models import LoopedModel, bind, iterate
 from loopinterp.training import Run
-from loopinterp.zoo import list_pretrained, load_pretrained
+from loopinterp.zoo import list_pretrained, pretrained_run
 
 FILE, PAGE, NAME = "unstable_points.csv", "results/recall-and-norm.md", "unstable-points"
 SOLVERS = ("broyden", "newton-krylov")
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    runs = {name: load_pretrained(name) for name in args.name}
+    runs = {name: pretrained_run(name) for name in args.name}
     runs |= {name: Run.load(folder) for name, _, folder in (x.rpartition("=") for x in args.run)}
     path = args.results / FILE
     known = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model"])
@@ -72,7 +72,7 @@ def measure(run: Run, n_inputs: int) -> dict[str, float]:
     """Shares of inputs with a limit of the loop, a fixed point of a solver, and an unstable one."""
     model = run.model()
     generator = torch.Generator().manual_seed(1)
-    batch = run.task().sample(run.cutoff, batch_size=n_inputs, generator=generator)
+    batch = run.task.sample(run.cutoff, batch_size=n_inputs, generator=generator)
     return unstable_points(model, batch.inputs)
 
 

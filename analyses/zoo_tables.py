@@ -63,8 +63,4 @@ def measure_zoo(
 
 def looped_models() -> list[str]:
     """Names of the zoo's models that make more than one loop."""
-    return [
-        name
-        for name in list_pretrained().index
-        if not makes_one_loop(load_pretrained(name).model())
-    ]
+    return [name for name in list_pretrained().index if not makes_one_loop(load_pretrained(name))]

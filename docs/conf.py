@@ -83,7 +83,13 @@ def _display_math(writer: Any, node: Any) -> None:
     raise nodes.SkipNode
 
 
+def _no_page_of_builtins(app: Any, env: Any) -> None:
+    """Viewcode lists ``builtins`` among the modules, but writes no page of it."""
+    env._viewcode_modules.pop("builtins", None)
+
+
 def setup(app: Any) -> None:
+    app.connect("env-check-consistency", _no_page_of_builtins)
     app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
     app.connect("autodoc-process-docstring", _shapes_as_code, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _skip_member)

@@ -31,7 +31,7 @@ from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.programs import get_program, list_programs
 from loopinterp.tasks import Addition, as_batch, get_task
 from loopinterp.training import CodeConfig, Trainer, evaluate
-from loopinterp.zoo import list_pretrained, load_pretrained
+from loopinterp.zoo import list_pretrained, load_pretrained, pretrained_run
 from tests.adapters.kinds import KINDS
 from tests.test_devices import MODELS, SMALL
 from tests.test_study_arguments import OF_A_TASK, OF_GIVEN_PAIRS, STUDIES
@@ -103,8 +103,8 @@ def _trained(name: str, config: Any) -> Numbers:
 def zoo() -> Numbers:
     """Every zoo model: logits and exact match on a small sample."""
     for name in sorted(list_pretrained().index):
-        run = load_pretrained(name)
-        model, task = run.model(), run.task()
+        run = pretrained_run(name)
+        model, task = run.model(), run.task
         n = run.cutoff
         batch = as_batch(task, n=n, batch_size=8, seed=0)
         with torch.no_grad():
@@ -138,7 +138,7 @@ def studies() -> Numbers:
     untrained = LoopedTransformer(LoopedTransformerConfig(**sizes), seed=0)
     for kind, model in {
         "untrained": untrained.eval(),
-        "trained": load_pretrained("addition").model(),
+        "trained": load_pretrained("addition"),
         "compiled": compile_program("ripple", max_length=7).model,
     }.items():
         data = as_batch(Addition(), n=4, batch_size=8, seed=0)

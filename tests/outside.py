@@ -23,8 +23,8 @@ def main() -> None:
         subprocess.run([*command, *arguments], check=True, stdout=subprocess.DEVNULL)
 
     # quickstart
-    run_ = loopinterp.load_pretrained("addition-finite", "copied")
-    model, task = run_.model(), run_.task()
+    run_ = loopinterp.zoo.pretrained_run("addition-finite", "copied")
+    model, task = run_.model(), run_.task
     batch = task.sample(12, batch_size=64, generator=torch.Generator().manual_seed(0))
     logits, cache = model.run_with_cache(batch.inputs)
     assert cache.stack("attn.hook_pattern").shape[:2] == (12, 64)  # loops, examples

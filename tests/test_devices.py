@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import loopinterp
 from loopinterp import comparison, dynamics, edges, interventions, lenses, models, probing, training
 from loopinterp.adapters import adapt
 from loopinterp.compiler import compile_program
@@ -25,8 +27,10 @@ from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy
 from loopinterp.tasks import Addition, Batch
 from loopinterp.training import Trainer, TrainingConfig
 from loopinterp.training.seeds_together import advance_together, read
+from loopinterp.zoo import pretrained_run
 from tests.adapters.kinds import KINDS
 from tests.pretend_gpu import DEVICE, OnDevice, WouldWait, no_waiting, pretend_gpu
+from tests.refusals import naming
 from tests.test_study_arguments import OF_A_TASK
 from tests.test_study_arguments import STUDIES as ASKED
 from tests.training.tiny_run import TINY
@@ -358,3 +362,29 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(
     with torch.no_grad():
         weight[0, 0] = 0.0
     assert trainer.step()["step"] == 2 and not torch.equal(before[1], shadow)
+
+
+@pytest.mark.parametrize("door", ["load", "pretrained", "run", "folder", "model", "batch", "cache"])
+def test_a_gpu_that_is_not_there_is_refused_at_every_door(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run = pretrained_run("parity", tmp_path / "run")
+    model = run.model()
+    batch = model.task.sample(3, batch_size=2)
+    _, cached = model.run_with_cache(batch.inputs)
+    doors: dict[str, Any] = {
+        "load": lambda x: loopinterp.load(run.folder, device=x),
+        "pretrained": lambda x: loopinterp.load_pretrained("parity", device=x),
+        "run": lambda x: run.model(device=x),
+        "folder": lambda x: type(model).from_pretrained(run.folder / "model", device=x),
+        "model": lambda x: model.to(x),
+        "batch": lambda x: batch.to(x),
+        "cache": lambda x: model.run_with_cache(batch.inputs, device=x),
+    }
+    assert cached.to("cpu") is cached
+    for device in ("cuda", torch.device("cuda")):
+        with naming("device 'cuda'"):
+            doors[door](device)
+        with naming("device 'cuda'"):
+            cached.to(device)

@@ -17,6 +17,6 @@ from tests.test_study_arguments import STUDIES
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_a_study_takes_a_finite_state_model(name: str, tmp_path: Path) -> None:
-    result = _result(name, load_pretrained("addition-finite").model())
+    result = _result(name, load_pretrained("addition-finite"))
     assert load_result(result.save(tmp_path)).data.equals(result.data)
     assert all("nan" not in finding.text.lower() for finding in result.findings())

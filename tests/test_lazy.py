@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,21 @@ def test_every_name_of_a_stub_can_be_reached(stub: Path) -> None:
 def test_an_unknown_name_is_an_attribute_error_that_names_the_package() -> None:
     with pytest.raises(AttributeError, match=r"loopinterp .*nothing"):
         loopinterp.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [("lens_study", "lenses"), ("explore", "pages"), ("adapt", "adapters")],
+)
+def test_a_name_of_a_subpackage_is_said_to_be_there(name: str, room: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(loopinterp, name)
+    assert caught.value.name == name and str(caught.value).endswith(f"loopinterp.{room}.{name}")
+
+
+def test_help_begins_with_a_page_of_use() -> None:
+    page = pydoc.plain(pydoc.render_doc(loopinterp)).splitlines()
+    assert sum(">>>" in line for line in page[:40]) >= 5
 
 
 def test_the_package_lists_its_packages_and_says_that_it_is_typed() -> None:

@@ -28,7 +28,7 @@ def resolve(python: str) -> tuple[tuple[int, int], dict[str, str]]:
         binary, report = Path(folder, "bin", "python"), Path(folder, "report.json")
         pip = [str(binary), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
-        wanted = [*PINNED, "--editable", f"{ROOT}[dev,docs,browser]"]
+        wanted = [*PINNED, "--editable", f"{ROOT}[dev,docs,browser,kokoro]"]
         subprocess.run([*pip, "--dry-run", "--report", str(report), *wanted], check=True)
         found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
         code = "import sys; print(*sys.version_info[:2])"

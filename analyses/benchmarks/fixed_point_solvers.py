@@ -31,7 +31,7 @@ from torch import Tensor
 
 from loopinterp.dynamics import FixedPoint, find_fixed_point, list_solvers
 from loopinterp.models import bind
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 Problem = tuple[Callable[[Tensor], Tensor], Tensor]
 PEERS = ("anderson", "broyden")
@@ -83,8 +83,8 @@ def nearly_singular_map(size: int = 100, seed: int = 3) -> Problem:
 
 def trained_model(name: str, n: int = 24) -> Problem:
     """One loop of a model of the zoo, from its initial state, on problems of length n."""
-    run = load_pretrained(name)
-    task = run.task()
+    run = pretrained_run(name)
+    task = run.task
     batch = task.sample(n, batch_size=EXAMPLES, generator=torch.Generator().manual_seed(0))
     iteration = bind(run.model().eval(), batch.inputs)
     return iteration.step, iteration.h0

@@ -80,7 +80,7 @@ def main() -> None:
     options = cli.parse_args()
     settle(options)
     torch.set_grad_enabled(False)
-    windowed = load_pretrained("addition").model()
+    windowed = load_pretrained("addition")
     models = {"no window": without_window(windowed), "window of one": windowed}
     tables = {
         title: compare(

@@ -8,15 +8,16 @@ from __future__ import annotations
 from functools import partial
 
 from analyses.benchmarks.timing import compare, parser, settle, show
-from loopinterp import list_pretrained, load_pretrained
+from loopinterp import list_pretrained
 from loopinterp.core.storage import read_tensors
 from loopinterp.training.run import WEIGHTS
+from loopinterp.zoo import pretrained_run
 
 
 def load(name: str) -> None:
-    run = load_pretrained(name)
+    run = pretrained_run(name)
     run.model()
-    run.task()
+    _ = run.task
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     settle(options)
     tables = {}
     for name in list_pretrained().index:
-        weights = load_pretrained(name).folder / WEIGHTS
+        weights = pretrained_run(name).folder / WEIGHTS
         ways = {
             "weights alone": partial(read_tensors, weights),
             "model and task": partial(load, name),

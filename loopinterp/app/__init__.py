@@ -1,4 +1,4 @@
-"""From a run to its results and its report: what the commands do, as functions.
+"""What the commands do, as functions: runs, results and reports.
 
 >>> from loopinterp.app import STUDIES
 >>> [study.name for study in STUDIES][:3]

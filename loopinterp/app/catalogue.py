@@ -1,6 +1,6 @@
-"""The studies that ``loopinterp analyze`` runs: what each asks, its data, when it is skipped.
+"""The studies of ``loopinterp analyze``: question, data, and when each is skipped.
 
-``analyze``, the reader of saved results, the report and the conformance tests read them here.
+``analyze``, the reader of saved results, the report and the conformance tests use this list.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from loopinterp import (
     pages,
     probing,
     programs,
+    tasks,
 )
 from loopinterp.app.study import STUDIES as STUDIES
 from loopinterp.app.study import Skip, SkipReason, register_study
@@ -44,7 +45,7 @@ register_kind("variable-interchange", "loopinterp.comparison.variable_interchang
 
 
 def _readable_length(session: Session, longest: int, positions: int) -> int | None:
-    """The greatest length up to ``longest`` whose inputs have no more positions."""
+    """The greatest length up to ``longest`` whose inputs have at most so many positions."""
     fits = (n for n in range(longest, 1, -1) if session.task.n_positions(n) <= positions)
     return next(fits, None)
 
@@ -68,7 +69,6 @@ def _explorer(session: Session) -> Result:
 
 
 def _by_hand(session: Session, example: Batch) -> str:
-    """How one example is done by hand."""
     from loopinterp.tasks import Addition
 
     if not isinstance(session.task, Addition):
@@ -80,9 +80,9 @@ def _by_hand(session: Session, example: Batch) -> str:
     a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[is_asked])) for x in numbers)
     fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
     return (
-        f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, of the two bits and the "
-        "carry in: where two or three are 1, a carry goes on to the next bit; where one or three "
-        "are, the answer is 1."
+        f"By hand: {a} + {b} = {a + b}{fits}. At each bit from the left, count the ones among the "
+        "two bits and the carry in. Two or three send a carry to the next bit. One or three make "
+        "the answer 1."
     )
 
 
@@ -218,7 +218,7 @@ def _wavefront(session: Session) -> Result:
 
 
 def _cutoff_of_programs(session: Session) -> int:
-    """Programs are told apart on inputs of at least twice this length, where there is room."""
+    """Programs are compared on inputs of at least twice this length, if there is room."""
     return max(session.cutoff, 6)
 
 
@@ -273,7 +273,6 @@ def _closest_program(session: Session) -> str:
 
 
 def _subspace_data(session: Session) -> tuple[Batch, comparison.SpreadPairs]:
-    """Inputs and pairs, of which the search for subspaces keeps some to be scored on."""
     # Under a window only a cone is run again after an exchange, else the whole sequence.
     n_pairs = 256 if models.reach(session.model) is None else 1536
     batch = session.sample(session.length(2 * _cutoff_of_programs(session)), 2048)
@@ -281,7 +280,7 @@ def _subspace_data(session: Session) -> tuple[Batch, comparison.SpreadPairs]:
 
 
 def _no_effect(session: Session) -> Skip | None:
-    """Where no interchange changes an answer, there is nothing to search for."""
+    """Skip the search for subspaces if no interchange changes an answer."""
     from loopinterp.comparison.subspace_search import answers_moved, runs_to_fit_and_score
     from loopinterp.models.study_examples import fit_to_model
 
@@ -377,8 +376,8 @@ def _ablation(session: Session) -> Result:
 )
 def _attention(session: Session) -> Result:
     """Where does each head attend at each loop?"""
-    batch, words = session.examples(2, 64), pages.token_words(session.task)
-    labels = None if words is None else pages.words_at(batch.inputs[0], words)
+    batch, words = session.examples(2, 64), tasks.token_words(session.task)
+    labels = None if words is None else tasks.words_at(batch.inputs[0], words)
     return lenses.attention_study(session.model, batch, labels=labels, seed=session.seed)
 
 

@@ -1,4 +1,4 @@
-"""The page of one prompt: of a run, of a model of the zoo, or of a published language model.
+"""The page of one prompt, for a run, a zoo model or a published language model.
 
 Its cells are what a lens reads after each loop; see :func:`~loopinterp.pages.explore`.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from loopinterp import adapters, lenses, pages, zoo
+from loopinterp import adapters, lenses, pages, tasks, zoo
 from loopinterp.app.session import open_run
-from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.boundary import Loops, checked, resolve_device
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import showing
 from loopinterp.core.settings import Seed
@@ -42,37 +43,37 @@ def write_lens_page(
     progress: bool = True,
     seed: Seed = 0,
 ) -> tuple[Path, Exploration]:
-    """Write the page of what a lens reads of one prompt at each loop: one HTML file, works offline.
+    """Write what a lens reads of one prompt at each loop, as one HTML file that works offline.
 
-    Returned are the page and what it shows.
+    Returns the page's path and the exploration that it shows.
 
     Args:
-        model: The folder of a run; the name of a model of the zoo; the folder of a published
-            model's checkpoint, as ``save_pretrained`` writes it; or its name on the Hugging Face
-            hub (``hf:owner/name``), whose weights are then fetched.
-        prompt: In the words of the model's task (see :func:`~loopinterp.pages.typed_example`), or
-            any text to a published model.
+        model: Folder of a run; name of a zoo model; folder of a published model's checkpoint
+            (``save_pretrained``); or ``hf:owner/name``, whose weights are then downloaded.
+        prompt: In the words of the model's task (see :func:`~loopinterp.tasks.typed_example`), or
+            any text for a published model.
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
             to samples of the run's task; or the file of a fitted lens.
-        out: ``lens.html`` by default, in the folder of a run, or else in the current one.
-        n_loops: Those after which the model is asked by default, or those of the fitted lens.
+        out: By default ``lens.html`` in the run's folder, or else in the current one; if it exists,
+            ``lens-2.html`` and so on. Only a page that is named is replaced.
+        n_loops: Loops to run; by default the model's own, or those of the fitted lens.
         device: ``auto``, ``cpu`` or ``cuda``.
-        trust_remote_code: Run the code beside a published model's weights, where ``transformers``
-            has none for it.
+        trust_remote_code: Whether to run the code beside a published model's weights, if
+            ``transformers`` has none for it.
         progress: Whether to show bars.
-        seed: Of the samples that a lens is fitted to.
+        seed: Seed of the samples that a lens is fitted to.
 
     Raises:
-        InputError: If there is no such model or lens, the lens does not fit it, the prompt is none
-            of its own, or ``out`` is a file that is no such page.
+        InputError: If there is no such model or lens, the lens does not fit the model, the prompt
+            is not in its words, or ``out`` is a file that is no earlier page.
     """
     kind = _kind_of(model)
     chosen = _read_lens(lens)
     if kind == "published" and chosen in FITTED:
         raise InputError(
             "lens",
-            expected="logit, coda, or the file of a fitted lens for a published model, of whose "
-            "task no samples can be drawn",
+            expected="logit, coda, or the file of a fitted lens: a published model has no task to "
+            "draw samples from",
             given=repr(chosen),
             fix="Fit one to texts of yours, loopinterp.lenses.fit_tuned_lens(model, tokens).save("
             "FILE), and pass --lens FILE.",
@@ -80,11 +81,11 @@ def write_lens_page(
     if kind != "published":
         refuse(
             {"trust_remote_code": trust_remote_code or None},
-            "none for a model of ours, beside which lies no code",
+            "no such option for a run or a zoo model, which have no code of their own",
             "Leave it out.",
         )
     folder = Path(model) if kind == "run" else Path()
-    page = pages.need_page(folder / "lens.html" if out is None else out)
+    page = pages.need_page(_free_page(folder) if out is None else out)
     options: dict[str, Any] = {"lens": chosen, "n_loops": n_loops, "seed": seed}
     with showing(progress):
         if kind == "published":
@@ -94,20 +95,23 @@ def write_lens_page(
                 studied, tokens, words = _published(str(model), prompt, device, trust_remote_code)
             result = pages.explore(studied, tokens, words=words, symbols=words, **options)
         else:
-            run = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
+            run = zoo.pretrained_run(str(model)).folder if kind == "zoo" else model
             session = open_run(run, seed=seed, device=device)
             name, task = session.name, session.task
-            example, known = pages.typed_example(task, prompt), session.programs()
+            example, known = tasks.typed_example(task, prompt), session.programs()
             options |= {"programs": known, "asks": task.describe()}
             result = pages.explore(session.model, example, **options)
     title = f"{name}: {prompt.strip()}"
     return pages.write_results({"explorer": result}, page, title=title), result
 
 
-def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
-    """A published model, the tokens of a prompt, and a word for each token."""
-    from loopinterp.training.device import resolve_device
+def _free_page(folder: Path) -> Path:
+    """The first of lens.html, lens-2.html … that is not there."""
+    names = chain(["lens.html"], (f"lens-{k}.html" for k in count(2)))
+    return next(folder / name for name in names if not os.path.lexists(folder / name))
 
+
+def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
     where = resolve_device(device)  # refused before anything is fetched
     tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
     model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)
@@ -118,7 +122,7 @@ def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> 
 
 @contextmanager
 def _bars_of_transformers(shown: bool) -> Iterator[None]:
-    """Its own bars while it loads, unless none are wanted; afterwards as before."""
+    """Show the progress bars of transformers inside the block only if ``shown``."""
     from transformers.utils import logging
 
     before = logging.is_progress_bar_enabled()
@@ -152,7 +156,6 @@ def _kind_of(model: str | Path) -> Literal["run", "zoo", "published"]:
 
 
 def _read_lens(lens: str | Path | FittedLens) -> Any:
-    """A lens by its name, or out of its file."""
     if isinstance(lens, lenses.FittedLens) or lens in get_args(LensName):
         return lens
     if not os.path.isfile(lens):

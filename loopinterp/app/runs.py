@@ -31,16 +31,16 @@ def configure(
     flags: Mapping[str, Any] | None = None,
     without_recipe: bool = False,
 ) -> training.TrainingConfig:
-    """The configuration that a ``train`` command asks for.
+    """The configuration that a ``train`` command describes.
 
     Args:
-        task: Its recipe is the start, if its models generalise.
-        recipe: Name of a recipe, where it is not the task's own.
-        file: JSON of a configuration, instead of a recipe.
+        task: Start from the task's recipe, if its models generalise.
+        recipe: Name of another recipe to start from.
+        file: JSON of a configuration to start from.
         settings: ``key=value`` each.
-        flags: Settings with an option of their own; None where the option was not given.
-        without_recipe: Start from the demo's model, fitted to the task's inputs and outputs, of
-            which nobody has measured what it learns.
+        flags: Settings with an option of their own; None if the option was not given.
+        without_recipe: Start from the demo's model, fitted to the task's inputs and outputs. What
+            such a model learns has not been measured.
 
     Raises:
         InputError: If nothing says what to train, two things say it differently, or the task has
@@ -90,7 +90,7 @@ def configure(
 
 
 def _recipe_of(name: str) -> training.TrainingConfig:
-    """The recipe that is named as the task, if it is known to do what one expects of it."""
+    """The task's recipe, if its models generalise."""
     tasks.get_task(name)  # refused first if it is none
     known = {recipe: training.get_recipe(recipe) for recipe in training.list_recipes()}
     if name in known and known[name].generalises:
@@ -109,7 +109,7 @@ def _recipe_of(name: str) -> training.TrainingConfig:
 
 
 def _plain_config(name: str) -> training.TrainingConfig:
-    """The demo's recipe, fitted to the inputs and outputs of a task that has none of its own."""
+    """The demo's recipe, fitted to the inputs and outputs of a task without a recipe."""
     task, start = tasks.get_task(name), training.RECIPES[DEMO_RECIPE]
     sizes = {size: getattr(task, size) for size in ("d_vocab", "d_features", "d_vocab_out")}
     model = dataclasses.replace(start.model, **sizes)
@@ -119,7 +119,7 @@ def _plain_config(name: str) -> training.TrainingConfig:
 def train_run(
     config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> training.Run:
-    """Train into a folder, or go on with a run that was stopped; see :func:`training.train`."""
+    """Train into a folder, or resume a run; see :func:`training.train`."""
     from loopinterp.training.device import is_first
 
     run = training.train(config, out, progress=progress, resume=resume)
@@ -131,7 +131,7 @@ def train_run(
 def train_finite_run(
     config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> list[training.FiniteStage]:
-    """Train a model with a state code and drop bits while it stays right: ``train_finite``."""
+    """Train a model with a state code, dropping bits while it stays right: ``train_finite``."""
     stages = training.train_finite(config, out, progress=progress, resume=resume)
     first = shlex.quote(str(stages[0].run.folder / CONFIG))
     for stage in stages:
@@ -152,18 +152,14 @@ def compile_run(
     disguises: Sequence[str] = (),
     seed: Seed = 0,
 ) -> training.Run:
-    """Compile a program into a run that is analysed and reported like a trained one.
+    """Compile a program into a run, which can be analysed and reported like a trained one.
 
     Args:
         program: Name of a stock program.
         out: A folder without a run.
         max_length: Greatest problem length that the model has room for.
-        disguises: ``distract``, ``permute``, ``superpose``, ``rotate``, in the order in which they
-            are put on.
-        seed: Of the disguises.
-
-    Raises:
-        InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
+        disguises: ``distract``, ``permute``, ``superpose``, ``rotate``, applied in this order.
+        seed: Seed of the disguises.
     """
     from loopinterp.training.run import MODEL, given_model_config, need_free_folder
 
@@ -205,16 +201,16 @@ def sweep_file(
     cluster_options: Sequence[str] = (),
     progress: bool = True,
 ) -> training.SweepResult:
-    """Run the experiment of a file, or go on with it, and write its page, ``OUT/sweep.html``.
+    """Run or resume the experiment of a file, and write its page, ``OUT/sweep.html``.
 
     Args:
-        file: The experiment, as :class:`~loopinterp.training.Sweep` has it.
+        file: The experiment, a :class:`~loopinterp.training.Sweep` as JSON.
         out: Folder of its runs, table and page; see :func:`~loopinterp.training.run_sweep`.
-        settings: More changes of the base, ``key=value`` each.
-        scale: One of those that it has (``laptop``, ``paper``).
+        settings: Further changes of the base configuration, ``key=value`` each.
+        scale: One of the experiment's scales (``laptop``, ``paper``).
         only: Settings to run now; all if empty.
-        jobs: Processes, or most jobs at the same time on a cluster.
-        cluster: ``slurm``, to run each cell as a job there.
+        jobs: Processes, or simultaneous jobs on a cluster.
+        cluster: ``slurm`` runs each cell as a job.
         cluster_options: Parameters of submitit, ``key=value`` each.
         progress: Whether to show a bar.
     """

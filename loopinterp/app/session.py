@@ -1,8 +1,9 @@
-"""A model that is open: with its task, its folder, and what there is to compare it with."""
+"""An open model with its task, folder, and the programs to compare it with."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import PositiveInt
 
+from loopinterp import zoo
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.results import SUFFIX, config_hash, load_result
@@ -38,7 +40,6 @@ from loopinterp.tasks import get_task
 from loopinterp.tasks.sampling import MOST_TOKENS, check_size, longest_length, need_task
 from loopinterp.tasks.task import digest_file, task_files
 from loopinterp.training import Run
-from loopinterp.training.device import resolve_device
 from loopinterp.training.run import CONFIG, IN_MEMORY
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
     from loopinterp.tasks import Batch, Task
 
 MOST_LOOPS = 100
-"""Studies that follow every loop take no longer inputs than need so many."""
+"""Most loops of the inputs of studies that follow every loop."""
 
 MOST_WORK = 2**24
-"""Lengths that ``evaluate`` chooses by itself take no more loops times pairs of positions.
+"""Most loops times pairs of positions, for lengths that ``evaluate`` chooses itself.
 
-That is addition without a window at some 250 bits, or a maze of 16 x 16 cells.
+This is addition without a window at some 250 bits, or a maze of 16 x 16 cells.
 """
 
 
@@ -63,14 +64,14 @@ class Session(ShortRepr):
     """A model with its task, on the device it is studied on.
 
     Attributes:
-        model: Any looped model; its attribute ``n_ctx``, if it has one, is its room for positions.
-        folder: Where its results are saved, under ``results/``.
-        owner: The run as it is now, to which results belong.
+        model: Any looped model; an attribute ``n_ctx`` limits its positions.
+        folder: Results are saved here, under ``results/``.
+        owner: The run's present state, to which results belong.
         cutoff: Greatest problem length that it was trained on, or made for.
         trained: Whether it was trained in that folder.
-        distribution: Of the examples; the task's first if None.
-        seed: Of the examples.
-        asked_length: The problem length that studies draw, where one was asked for.
+        distribution: Distribution of the examples; the task's first if None.
+        seed: Seed of the examples.
+        asked_length: The problem length for all studies; each study's own if None.
     """
 
     model: Any
@@ -89,41 +90,38 @@ class Session(ShortRepr):
 
     @property
     def results(self) -> Path:
-        """Where its results are saved."""
+        """Folder of the saved results."""
         return self.folder / "results"
 
     def save(self, result: Result, name: str) -> Path:
-        """Save a result among the run's; its provenance says that it is the run's."""
+        """Save a result with the run's provenance."""
         provenance = replace(result.provenance, run=self.owner.config)
         return replace(result, provenance=provenance).save(self.results, name)
 
     def own_file(self, name: str) -> Path:
-        """The file of a result among the run's.
+        """The file of one of the run's results.
 
         Raises:
-            CheckpointError: If it is missing or damaged, or of other weights than the model's.
+            CheckpointError: If it is missing, damaged, or of other weights.
         """
         path = self.results / f"{name}{SUFFIX}"
         if why := self.owner.disowns(load_result(path).provenance):
             raise CheckpointError(
                 f"result {name!r}",
-                expected="one of the model as it is now",
+                expected="a result of the model's present weights",
                 given=f"one that {spell_mismatch(why)}",
                 fix=f"Run the study {name!r} again.",
             )
         return path
 
     def length(self, n: int) -> int:
-        """The greatest problem length up to n that it has room for, and that stays quick.
-
-        Where one length was asked for (:attr:`asked_length`), that one.
-        """
+        """:attr:`asked_length`, else the greatest length up to n with room and few enough loops."""
         if self.asked_length is not None:
             return self.asked_length
         return self.with_room(n, lambda k: self.n_loops(k) <= MOST_LOOPS)
 
     def affordable(self, n: int) -> int:
-        """The greatest length up to n that it has room for, within :data:`MOST_WORK`."""
+        """The greatest length up to n with room and within :data:`MOST_WORK`."""
         seen = reach(self.model)
 
         def fits(k: int) -> bool:
@@ -135,9 +133,9 @@ class Session(ShortRepr):
         return self.with_room(n, fits)
 
     def with_room(self, n: int, fits: Callable[[int], bool] = lambda k: True) -> int:
-        """The greatest length up to n that fits, that its task can draw and its table has room for.
+        """The greatest length up to n that fits the predicate, the task and the model's positions.
 
-        Where there is none, the shortest that its task can draw.
+        If there is none, the shortest length of the task.
         """
         room = declared(self.model, "n_ctx")
         k = longest_length(self.task, n)
@@ -150,7 +148,7 @@ class Session(ShortRepr):
         return k
 
     def at_length(self, n: int) -> Session:
-        """The same model, of which all studies that draw examples ask this one length."""
+        """The same model with this length for all studies."""
         check_integer("length", n, least=1, far=MOST_TOKENS)
         check_size(self.task, n, 1, "length")
         longest, room = longest_length(self.task, n), declared(self.model, "n_ctx")
@@ -166,16 +164,16 @@ class Session(ShortRepr):
         return replace(self, asked_length=n)
 
     def n_loops(self, n: int) -> int:
-        """Loops after which it answers problems of length n: T(n), or what its rule makes of it."""
+        """Loops for problems of length n: T(n), or what the model's rule gives."""
         rule, required = rule_of(self.model), self.task.n_loops(n)
         return required if rule is None else int(rule.loops_for(torch.tensor(required)))
 
     def examples(self, times: int, batch_size: int) -> Batch:
-        """Examples of so many times the greatest training length, as far as that stays quick."""
+        """Examples of so many times the training cutoff, or the greatest affordable length."""
         return self.sample(self.length(times * self.cutoff), batch_size)
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
-        """Examples of one length, asked after T(n) loops; of the run's own distribution if None."""
+        """Examples of one length, scored after T(n) loops; of the run's distribution if None."""
         batch = self.task.sample(
             n,
             batch_size=batch_size,
@@ -185,7 +183,7 @@ class Session(ShortRepr):
         return replace(batch, task=self.task).to(device_of(self.model))
 
     def programs(self) -> list[str]:
-        """The stock programs that solve its task, with its settings, from its tokens."""
+        """Stock programs that solve the task, with its settings and tokens."""
 
         def fits(name: str) -> bool:
             program = get_program(name)
@@ -200,18 +198,18 @@ class Session(ShortRepr):
 
 @checked
 def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Session:
-    """A run's model and task, on a device, ready for studies.
+    """Open a run's model and task on a device.
 
     Raises:
         CheckpointError: If the folder holds no run, or its files are damaged.
         InputError: If the device is not there, or the seed is out of range.
     """
-    run = Run.load(folder)
-    model = _ready(run, device)
+    run = _load_run(folder)
+    model = run.model(device)
     config = config_hash(read_json(run.folder / CONFIG))
     return Session(
         model=model,
-        task=model.task,
+        task=run.task,
         folder=run.folder,
         # Of the weights that were read, not of the file, which a training may replace at any time.
         owner=Owner(config=config, weights=digest_tensors(own_weights(model))),
@@ -222,25 +220,27 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
     )
 
 
-def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
-    """The model of a run, ready to be run, with its task at hand as ``model.task``.
+@checked
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> LoopedTransformer:
+    """The model of a run, with its task as ``model.task``.
 
     :meth:`loopinterp.training.Run.load` gives the run itself: configuration, metrics, folder.
+    Models of the zoo are loaded by name, with :func:`~loopinterp.zoo.load_pretrained`.
 
     Args:
-        folder: What ``loopinterp train``, ``compile`` or ``demo`` wrote.
+        folder: A folder that ``loopinterp train``, ``compile`` or ``demo`` wrote.
         device: ``cpu``, ``cuda``, or ``auto``.
-
-    Raises:
-        CheckpointError: As :func:`open_run`, or an InputError.
     """
-    return _ready(Run.load(folder), device)
+    return _load_run(folder).model(device)
 
 
-def _ready(run: Run, device: str) -> LoopedTransformer:
-    model = run.model(resolve_device(device)).eval()
-    model.task = run.task()
-    return model
+def _load_run(folder: str | Path) -> Run:
+    name = str(folder)
+    if name in zoo.list_names() and not os.path.isdir(name):
+        expected, got = "the folder of a run", "the name of a model of the zoo"
+        fix = f"Call load_pretrained({name!r}), or: loopinterp zoo {name} --out {name}"
+        raise CheckpointError(f"run {name}", expected=expected, given=got, fix=fix)
+    return Run.load(folder)
 
 
 @checked
@@ -254,14 +254,14 @@ def keep_in_memory(
     distribution: str | None = None,
     seed: Seed = 0,
 ) -> Session:
-    """A model that stays in memory, with a folder for its results and its report.
+    """Open a model in memory, with a folder for its results and report.
 
-    The folder's ``config.json`` says what the model is; weights are not written, as a module of
-    somebody else's cannot be read back from its weights alone.
+    The folder's ``config.json`` describes the model. Weights are not written: a foreign module
+    cannot be rebuilt from its weights.
 
     Raises:
-        InputError: If the model or the task is none, the two do not speak the same tokens, or the
-            folder holds another run, or that of a model without weights, which may be another.
+        InputError: If the model or task is none, their tokens differ, or the folder holds another
+            run, or a model without weights that may differ.
     """
     need_model(model)
     need_task(task)
@@ -297,14 +297,13 @@ def keep_in_memory(
 
 
 def _check_same(folder: Path, described: dict[str, Any]) -> None:
-    """Raise unless a folder holds the results of this very model, as far as can be known."""
+    """Raise if the folder may hold the results of another model."""
     saved = read_json_object(folder / CONFIG)
     differing = [name for name in described if saved.get(name) != described[name]]
     weights = "weights_sha256"
     model, former = described["model"], saved.get("model")
 
     def says_all(part: dict[str, Any] | str) -> bool:
-        """Whether a model, and those inside it, are described by more than a class."""
         return isinstance(part, dict) and all(map(says_all, part.get("inside", {}).values()))
 
     has_weights = isinstance(model, dict) and weights in model and says_all(model)
@@ -312,7 +311,7 @@ def _check_same(folder: Path, described: dict[str, Any]) -> None:
         differing = ["weights" if name == "model" else name for name in differing]
     if not differing and has_weights:
         return
-    unknown = "one of a model without weights, of which it is not known whether it is this one"
+    unknown = "one of a model without weights, which may be another model"
     fix = "Choose another folder, or make the model a torch.nn.Module."
     raise InputError(
         f"output folder {folder}",

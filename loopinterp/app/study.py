@@ -1,4 +1,4 @@
-"""What a study of ``loopinterp analyze`` is, when it is skipped, and where it is registered."""
+"""The studies of ``loopinterp analyze``: their definition, register, and reasons to skip."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SkipReason(Enum):
     NO_PROGRAM = "no stock program solves {task} with these settings and tokens"
     NO_EFFECT = "no interchange of a state changes an answer of the model"
     NOT_DIFFERENTIABLE = "its loop cannot be differentiated"
-    NO_WEIGHTS = "its control shuffles the model's weights, which no torch.nn.Module holds"
+    NO_WEIGHTS = "its control shuffles weights, and the model has no torch parameters"
     NO_ROOM = "carries need {needed} bits to be followed, and its examples have {room}"
     NO_BIT_PAIRS = "the model does not read pairs of bits as tokens"
     STATE_CODE = "its state is a code of bits, which decompilation reads whole"
@@ -35,14 +35,14 @@ class SkipReason(Enum):
 
 @dataclass(frozen=True)
 class Skip:
-    """A study that does not apply to a model: the reason, and the values that it names."""
+    """The reason why a study is skipped, with the values that it names."""
 
     reason: SkipReason
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def spell_skip(skip: Skip) -> str:
-    """The reason as a clause that goes on after "because".
+    """The reason as a clause that follows "because".
 
     Example:
         >>> spell_skip(Skip(SkipReason.NO_ROOM, {"needed": 16, "room": 8}))
@@ -56,16 +56,16 @@ class Study:
     """A study that ``analyze`` can run.
 
     Attributes:
-        name: On the command line and of its files.
-        about: What it asks.
-        run: From an open model to the result.
+        name: Name on the command line and of its files.
+        about: Its question.
+        run: Maps an open model to the result.
         kind: The kind of its result.
-        tasks: Tasks of whose models it asks anything; any if empty.
-        of_programs: Whether it asks only about tasks that a stock program solves.
-        needs: The study whose saved result it starts from, if any.
-        hooks: Whether it looks inside a loop, which takes a model with hooks.
-        loops: Whether it follows a model from loop to loop, which takes one that makes several.
-        skips: Why else it is skipped for a model; None where it is not.
+        tasks: Tasks that it applies to; all if empty.
+        of_programs: Whether it needs a task that a stock program solves.
+        needs: The study whose saved result it uses, if any.
+        hooks: Whether it needs a model with hooks inside its loops.
+        loops: Whether it needs a model of several loops.
+        skips: Further reason to skip it for a model, or None.
     """
 
     name: str
@@ -95,16 +95,16 @@ class Study:
         return self.skips(session)
 
     def serves(self, session: Session) -> bool:
-        """Whether its question means anything for models of that task."""
+        """Whether it applies to models of that task."""
         return not self.tasks or session.task.name in self.tasks
 
 
 STUDIES: list[Study] = []
-"""All studies, in the order in which they are run."""
+"""All studies, in the order in which they run."""
 
 
 def studies() -> pd.DataFrame:
-    """The studies of ``loopinterp analyze``: what each asks, of which tasks, and its section.
+    """The studies of ``loopinterp analyze``: question, tasks and report section of each.
 
     Example:
         >>> studies().loc["convergence", "section"]
@@ -128,18 +128,15 @@ def studies() -> pd.DataFrame:
 def register_study(
     name: str, module: str, section: str, *, kind: str = "", **limits: Any
 ) -> Callable[[Callable[[Session], Result]], Callable[[Session], Result]]:
-    """Make the function below a study of ``analyze``, whose docstring says what it asks.
+    """Register a function as a study of ``analyze``; its docstring is the study's question.
 
     Args:
-        name: On the command line and of its files.
+        name: Name on the command line and of its files.
         module: The module that defines the class of its result.
-        section: The section of the report that it belongs to.
-        kind: The kind of its result; its name by default.
-        limits: ``tasks``, ``of_programs``, ``needs``, ``hooks``, ``loops`` and ``skips``, as
-            :class:`Study` has them.
-
-    Raises:
-        InputError: If there is a study of that name.
+        section: Its section of the report.
+        kind: The kind of its result; ``name`` by default.
+        limits: ``tasks``, ``of_programs``, ``needs``, ``hooks``, ``loops`` and ``skips`` of
+            :class:`Study`.
     """
     check_new_name("study", name, [study.name for study in STUDIES])
 

@@ -1,7 +1,4 @@
-"""What the commands do with a run: evaluate, analyse, report; and the demo, which does everything.
-
-The studies themselves know neither training nor each other; this module wires them together.
-"""
+"""What the commands do with a run: evaluate, analyse, report, and the demo."""
 
 from __future__ import annotations
 
@@ -41,17 +38,17 @@ if TYPE_CHECKING:
 
 
 CALIBRATED = "calibrated"
-"""The rule that is learned from right answers of training lengths."""
+"""The stopping rule fitted on answers at training lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What :func:`analyze_run` found, by study.
+    """Results of :func:`analyze_run`, by study.
 
     Attributes:
-        results: Also in ``files``.
+        results: The results; ``files`` has their paths.
         skipped: Why a study does not apply to this model.
-        left_out: Likewise of studies that ask nothing of its task.
+        left_out: Why a study does not apply to its task.
     """
 
     results: dict[str, Result] = field(default_factory=dict)
@@ -76,19 +73,18 @@ def evaluate_run(
     """Exact match by length, saved in ``RUN/results``.
 
     Args:
-        run: The folder of the run, or a model that is open; its seed and device are then its own.
-        lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None, as far as
-            the task has them, the model has room for them, and an example takes no more than
-            :data:`~loopinterp.app.session.MOST_WORK`.
+        run: Folder of a run, or an open model, which then decides seed and device.
+        lengths: Problem lengths. If None: 1, 2, 4, 8 and 12 times the training cutoff, as far as
+            the task, the model's room and :data:`~loopinterp.app.session.MOST_WORK` allow.
         distributions: Input distributions; all of the task if None.
-        loops: Numbers of loops to read the answer after, whatever the length.
-        stop: Stopping rules to compare with reading the answer at T(n): each one of
-            :data:`~loopinterp.models.STOPPING_RULES`, with its number if wanted
+        loops: Fixed numbers of loops to read the answer after, at every length.
+        stop: Stopping rules to compare with T(n): names of
+            :data:`~loopinterp.models.STOPPING_RULES`, with a number if wanted
             (``residual=0.01``), or :data:`CALIBRATED`.
         samples: Examples for each length and distribution.
-        seed: Of the examples.
+        seed: Seed of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
-        progress: Whether to say what is being done.
+        progress: Whether to print progress.
     """
     from loopinterp.tasks.sampling import pick_distribution
 
@@ -126,7 +122,7 @@ def grid_run(
     device: str = "auto",
     progress: bool = True,
 ) -> training.OperandGrid:
-    """Exact match by both operand lengths, saved in ``RUN/results``; one that was stopped goes on.
+    """Exact match by both operand lengths, saved in ``RUN/results``; an interrupted one resumes.
 
     Args:
         folder: The run.
@@ -155,7 +151,7 @@ def grid_run(
 
 
 def _lengths(model: Session) -> list[int]:
-    """Lengths far beyond training; where there is no room for those, parts of what there is."""
+    """Lengths far beyond training, or as many as there is room for."""
     # Lengths without room collapse into the greatest that has.
     beyond = sorted({model.affordable(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
     if len(beyond) > 1:
@@ -164,7 +160,7 @@ def _lengths(model: Session) -> list[int]:
 
 
 def calibrate_stopping(model: Session) -> models.LengthLine:
-    """The line of loops against length, learned on the upper half of the training lengths."""
+    """A line of loops against length, fitted on the upper half of the training lengths."""
     lengths = _calibration_lengths(model)
     return training.calibrate_stopping(model.model, model.task, lengths, seed=model.seed)
 
@@ -179,14 +175,11 @@ def _calibration_lengths(model: Session) -> list[int]:
 
 
 def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
-    """Stopping rules as a command line names them, by the names that results show.
+    """Stopping rules from their names on the command line, by the names in results.
 
     Example:
         >>> stopping_rules(["residual=0.01"])
         {'residual < 0.01': ResidualBelow(tolerance=0.01)}
-
-    Raises:
-        InputError: If a rule is unknown, or its number is out of range.
     """
     rules: dict[str, models.StoppingRule] = {}
     for text in names:
@@ -211,7 +204,7 @@ def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
 
 
 class _Number(NamedTuple):
-    """The number that a rule takes: its type, its word in help, and how a label goes on with it."""
+    """The number of a rule: its type, its word in help, and its format in a label."""
 
     kind: type
     word: str
@@ -223,11 +216,11 @@ _NUMBERS = {
     "threshold": _Number(float, "THRESHOLD", " > {:g}"),
     "hold": _Number(int, "LOOPS", " {} loops"),
 }
-"""By the field of the rule that holds it."""
+"""Numbers of stopping rules, by the field that holds them."""
 
 
 def _number_field(rule: Any) -> str:
-    """The field of a rule's number; "" if it takes none."""
+    """The field of a rule's number; "" if it has none."""
     fields = {field.name for field in dataclasses.fields(rule)}
     return next((name for name in _NUMBERS if name in fields), "")
 
@@ -249,20 +242,19 @@ def analyze_run(
     device: str = "auto",
     progress: bool = True,
 ) -> Analysis:
-    """Run studies on a run's model; each result is saved in ``RUN/results`` as it is done.
+    """Run studies on a run's model and save each result in ``RUN/results``.
 
     Args:
-        run: The folder of the run, or a model that is open; its seed and device are then its own.
-        studies: Names of studies, in any order; all that ask something of the task if None, those
-            that can say nothing of this model left out with the reason.
-        exclude: Names of studies that are not run.
-        length: Problem length of the examples; each study's own if None, which the training
-            cutoff, the task and the model's room decide.
+        run: Folder of a run, or an open model, which then decides seed and device.
+        studies: Names of studies, in any order. If None: all that apply to the task; those that
+            do not apply to the model are skipped with the reason.
+        exclude: Names of studies not to run.
+        length: Problem length of the examples; each study's own if None.
         seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
 
     Raises:
-        InputError: If a study that was asked for is unknown, can say nothing of this model, or
-            needs another one's result.
+        InputError: If a requested study is unknown, does not apply to this model, or needs another
+            study's result.
     """
     _check_names([*(studies or ()), *exclude])
     model = run if isinstance(run, Session) else open_run(run, seed=seed, device=device)
@@ -301,7 +293,6 @@ def _check_names(studies: Sequence[str] | None) -> None:
 
 
 def _check_studies(chosen: Sequence[Study], model: Session) -> None:
-    """Refuse studies that cannot be run before the first one begins."""
     names = {study.name for study in chosen}
     for study in chosen:
         if skip := study.skipped(model):
@@ -321,15 +312,15 @@ def _check_studies(chosen: Sequence[Study], model: Session) -> None:
 def _not_applicable(study: Study, skip: Skip) -> InputError:
     return InputError(
         f"study {study.name!r}",
-        expected="a run of which it can say something",
-        given=f"one of which it cannot, because {spell_skip(skip)}",
+        expected="a run that it applies to",
+        given=f"one that it does not apply to, because {spell_skip(skip)}",
         fix="Leave the study out.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPages:
-    """Reports of the model that ``demo`` trains, of a finite-state model, and of both together."""
+    """Reports of the trained model, of a finite-state model, and of both together."""
 
     report: Path
     finite: Path
@@ -337,14 +328,14 @@ class DemoPages:
 
 
 _Call = tuple[str, dict[str, Any]]
-"""A function of this module, and its options beside the run."""
+"""A function of this module and its options, without the run."""
 
 
 @contextmanager
 def _second_process(run: Path, calls: Sequence[_Call], stages: Stages, name: str) -> Iterator[None]:
-    """Functions of this module on a run, one by one in a second process, beside the block.
+    """Call functions of this module on a run in a second process, while the block runs.
 
-    If they fail there, they are called here, so that the error is raised.
+    If they fail there, they are called again here to raise the error.
     """
     code = (
         "import json, sys; from loopinterp.app import workflow; run, calls = sys.argv[1:]\n"
@@ -373,14 +364,14 @@ def demo(
     threads: int | None = None,
     progress: bool = True,
 ) -> DemoPages:
-    """Train the demo's model and study it, beside one that is a program; write the reports.
+    """Train the demo's model, study it beside a finite-state model, and write the reports.
 
     Args:
-        out: Folder of the run; one that was stopped is gone on with.
-        seed: Of weights, data and studies; the recipe's if None.
+        out: Folder of the run; an interrupted one resumes.
+        seed: Seed of weights, data and studies; the recipe's if None.
         settings: Changes to the demo's recipe, ``key=value`` each.
         threads: CPU threads; the recipe's if None.
-        progress: Whether to say what is being done.
+        progress: Whether to print progress.
     """
     from loopinterp.training.device import cpu_threads
 
@@ -390,7 +381,7 @@ def demo(
     comparison, finite_folder = Path(out) / "comparison.html", Path(out) / "finite-state"
     for page in (Path(out) / "report.html", finite_folder / "report.html", comparison):
         pages.need_page(page)  # refused before minutes are spent
-    finite = zoo.load_pretrained("addition-finite", finite_folder).folder
+    finite = zoo.pretrained_run("addition-finite", finite_folder).folder
     shared: dict[str, Any] = {"seed": config.seed, "progress": progress}
     # 200 examples for each length tell .99 from .95, in a minute at 144 positions.
     samples = {"samples": 200, **shared}
@@ -427,7 +418,7 @@ def demo(
 
 
 def in_reading_order(results: Iterable[Result]) -> list[Finding]:
-    """What results say in plain words: verdicts first, then in the order of the report."""
+    """Findings of results: verdicts first, then in the order of the report."""
     from loopinterp.pages.sections import SECTIONS
 
     order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
@@ -451,24 +442,21 @@ def analyze_model(
 ) -> Analysis:
     """Evaluate and study a model in memory, any :class:`~loopinterp.LoopedModel`.
 
-    Results are saved in ``OUT/results``, and :func:`loopinterp.pages.write_report` reads them
-    there; the weights stay where they are. A ``LoopedTransformer`` is better put into a run with
-    :meth:`loopinterp.training.Run.from_model`, which keeps them.
+    Results are saved in ``OUT/results``, where :func:`loopinterp.pages.write_report` reads them.
+    Weights are not saved; :meth:`loopinterp.training.Run.from_model` saves those of a
+    ``LoopedTransformer``.
 
     Args:
-        model: In evaluation mode. An attribute ``n_ctx`` says how many positions it has room for,
-            an attribute ``reach`` how far a loop sees to the left.
-        task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
-            :class:`~loopinterp.models.WithVocabulary`.
-        out: A folder without a run, or the one of the same model before.
+        model: A model in evaluation mode. Its attributes ``n_ctx`` (positions it has room for) and
+            ``reach`` (positions a loop reads to the left) are used if present.
+        task: The model's task. :class:`~loopinterp.models.WithVocabulary` maps a model with
+            another vocabulary to the task's tokens.
+        out: A folder without a run, or an earlier one of the same model.
         max_n: Greatest problem length that it was trained on, or made for.
-        origin: Where it comes from, in words that go on after "The model was".
-        distribution: Of the inputs; the task's first if None.
+        origin: Where it comes from, in words that follow "The model was".
+        distribution: Distribution of the inputs; the task's first if None.
         studies: As for :func:`analyze_run`.
         samples: As for :func:`evaluate_run`, like ``seed`` and ``progress``.
-
-    Raises:
-        InputError: As :func:`analyze_run`, or if the folder holds another run.
     """
     _check_names(studies)
     studied = keep_in_memory(

@@ -42,26 +42,27 @@ def train_to_circuit(
 ) -> Compiled:
     """Train a looped transformer to run a program with its variables in given subspaces.
 
-    Each variable has a random subspace of the state with a dimension for each value. The loss is
-    the cross-entropy of the program's answers after every loop, in the clean run and, with twice
-    the weight, after interchanges that the program makes too:
+    Each variable has a random subspace of the state, one dimension for each value. The loss is the
+    cross-entropy of the program's answers after every loop, in the clean run and, with twice the
+    weight, after interchanges that the program makes too:
 
-    * of the subspace of each variable, at random positions, between inputs and loops, each value
-      equally often;
-    * of whole states, likewise, between positions of one token;
-    * of all directions but the variables', between positions of one token; it must change nothing.
+    * of each variable's subspace, at random positions, between inputs and loops, each value equally
+      often;
+    * of whole states, likewise, between positions with one token;
+    * of all directions outside the variables', between positions with one token; this must change
+      nothing.
 
     Noise of a fifth of the state's spread, after every loop, keeps values separable.
 
     Args:
-        program: A program that reads the position and its left neighbour only, or its name.
-        n: Longest problems of the training.
+        program: A program that reads only a position and its left neighbour, or its name.
+        n: Longest problems in training.
         steps: Batches of 64.
-        seed: Of subspaces and batches; initial weights are always the same.
+        seed: Seed of subspaces and batches; initial weights are always the same.
 
     Returns:
-        The model, and its circuit: each variable with its subspace, no heads, neurons and edges.
-        The directions of values are a least-squares fit, and need not separate all values.
+        The model and its circuit: the subspace of each variable, no heads, neurons or edges.
+        Directions of values are a least-squares fit, and may fail to separate some values.
 
     Source: strict interchange intervention training (arXiv 2407.14494), on states between loops.
     """

@@ -1,4 +1,4 @@
-"""How often the comparison of programs identifies a program that a model does not run."""
+"""How often the comparison identifies a program that the model does not run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.task import Batch
 
 RARE = 1e-3
-"""Largest share of separating interventions at which two programs count as rarely separated."""
+"""Two programs count as rarely separated up to this share of separating interventions."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -38,14 +38,14 @@ class FalseNames(Result, kind="false-names"):
 
     - ``lists``: lists of candidates without the model's program: all other stock programs of the
       task, and all but one of them, for each;
-    - ``wrong``: lists of which a program was identified that more than :data:`RARE` of all
-      interventions separate from the model's;
+    - ``wrong``: lists with an identified program that more than :data:`RARE` of all interventions
+      separate from the model's;
     - ``rare``: the same, separated by fewer interventions;
-    - ``equivalent``: lists of which an equivalent program was identified;
-    - ``named``: 1 if a stock program is identified when it is listed, else 0; NaN of near misses.
+    - ``equivalent``: lists with an identified program that is equivalent;
+    - ``named``: 1 if a stock program is identified when it is listed, else 0; NaN for near misses.
 
-    ``wrong_names`` and ``rare_names`` are model, name, and the share of interventions that separate
-    the two programs.
+    ``wrong_names`` and ``rare_names`` hold model, name, and the share of interventions that
+    separate the two programs.
     """
 
     VARIABLES: ClassVar = dict.fromkeys(("lists", "wrong", "rare", "equivalent", "named"), "model")
@@ -60,7 +60,7 @@ class FalseNames(Result, kind="false-names"):
     rare_names: list[tuple[str, str, float]] = field(default_factory=list)
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """Counts by task: near misses, models, lists, and names of each kind."""
+        """By task: numbers of near misses, models, lists, and names of each kind."""
         import pandas as pd
 
         table = self.data.to_dataframe().assign(task=self.tasks, program=self.programs)
@@ -93,13 +93,13 @@ def false_names_study(
     (:func:`loopinterp.compiler.near_misses`). Each model is compared with the other stock programs
     of its task, all of them and with each left out, by the two stages of
     :func:`~loopinterp.comparison.compare_programs`. A name is wrong if interchange interventions
-    separate it from the model's program (:func:`loopinterp.programs.equivalence`); names that at
-    most :data:`RARE` of them separate are counted apart, as some thousand pairs cannot show that.
+    separate it from the model's program (:func:`loopinterp.programs.equivalence`). Names that at
+    most :data:`RARE` of them separate are counted apart, as a few thousand pairs cannot show that.
 
     Args:
         programs: Stock programs; by default all.
         misses_of_each: Most near misses of each.
-        disguises: A name, and disguises of each model, one after the other.
+        disguises: Pairs of a name and the disguises to apply to each model, in order.
     """
     names = list_programs() if programs is None else list(programs)
     stock = [get_program(name) for name in names]
@@ -140,7 +140,7 @@ def false_names_study(
 def _score(
     model: Compiled, program: LoopProgram, data: list[Batch], seed: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Counts of names on one model; the separating share of each wrong name."""
+    """Counts of names on one model, and the separating share of each wrong name."""
     _, *others = rivals_of(program)
     names = [p.name for p in others]
     # All other programs, and all but one of them.

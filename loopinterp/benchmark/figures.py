@@ -76,7 +76,6 @@ def _(result: GroundTruth) -> list[Figure]:
 
 
 def _counts(result: GroundTruth, checks: pd.DataFrame) -> str:
-    """Checks passed by each tool, and the first that are missed, as lines of text."""
     rows = []
     for tool, of_tool in checks.groupby("tool", sort=False):
         counts = f"{of_tool['passed'].sum()} of {of_tool['models'].sum()} checks passed"

@@ -1,8 +1,8 @@
-"""The benchmark as a folder of safetensors and JSON, each file known by its digest.
+"""The benchmark as a folder of safetensors and JSON files with digests.
 
 ``benchmark.json`` lists every file with its SHA-256. A model's folder has the files of
 :meth:`Compiled.save`, ``pairs.safetensors`` with the inputs that edges are scored on, and
-``card.json`` with the program's code: a model whose registered program differs is not loaded.
+``card.json`` with the program's code. A model whose registered program differs is not loaded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class KnownCircuit(ShortRepr):
         """The edges of the circuit.
 
         Raises:
-            InputError: The model was trained: only its variables are known.
+            InputError: If the model was trained; then only its variables are known.
         """
         if self.about.disguise == TRAINED:
             expected, got = "a compiled model", f"{self.about.name}, a trained one of unknown edges"
@@ -85,13 +85,13 @@ class Benchmark(ShortRepr):
     """A folder that :func:`make_benchmark` wrote.
 
     Args:
-        digest: Expected :attr:`digest`, if it is known from elsewhere.
+        digest: Expected :attr:`digest`, if known from elsewhere.
 
     Attributes:
         files: Model -> file -> SHA-256.
 
     Raises:
-        CheckpointError: no such folder, one of another version, or with another digest.
+        CheckpointError: If there is no such folder, or its version or digest differs.
 
     Example:
         >>> import tempfile
@@ -131,7 +131,7 @@ class Benchmark(ShortRepr):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the list of all files and their digests."""
+        """SHA-256 of the list of files and digests."""
         listed = json.dumps([VERSION, self.files], sort_keys=True)
         return hashlib.sha256(listed.encode()).hexdigest()
 
@@ -139,8 +139,7 @@ class Benchmark(ShortRepr):
         """A model, after a check of every file's digest.
 
         Raises:
-            InputError: There is no such model.
-            CheckpointError: A file is missing or changed, or the program has changed.
+            CheckpointError: If a file is missing or changed, or the program has changed.
         """
         if name not in self.files:
             raise unknown_name("model of the benchmark", name, self.files)
@@ -162,7 +161,6 @@ class Benchmark(ShortRepr):
 
 
 def _is_entry(name: str, files: object) -> bool:
-    """Whether an entry of the list is valid: plain file names, and digests."""
     if not isinstance(files, dict):
         return False
     names = [name, *files]
@@ -177,9 +175,6 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
 
     Existing models are made again; others stay. The same machine gives the same digests. ``names``
     are those of :func:`benchmark_models`.
-
-    Raises:
-        InputError: An unknown name, or a folder that holds something else.
     """
     folder = Path(folder)
     entries = {model.name for model in benchmark_models()} | {LIST}
@@ -222,7 +217,7 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
 
 
 def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
-    """Share of the program's answers, at all loops, that the model gives."""
+    """Share of the program's answers, over all loops, that the model gives."""
     model, outputs = compiled.model, compiled.program.trace(inputs, n_loops).outputs
     read = [model.readout(h).argmax(-1) for _, h in iterate(model, inputs, n_loops)]
     right = torch.stack(read[-len(outputs) :]) == outputs

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Check(ShortRepr):
-    """A question with a known answer, its control, and the limit that a score has to keep."""
+    """A question with a known answer, its control, and the score that passes."""
 
     key: str
     tool: str
@@ -199,7 +199,7 @@ CHECKS = (
         at_least=0.95,
     ),
 )
-"""In the order of tables, by tool."""
+"""All checks, in the order of tables, by tool."""
 
 CHECK_OF = {check.key: check for check in CHECKS}
 _SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
@@ -240,7 +240,7 @@ class GroundTruth(Result, kind="ground-truth"):
 
     @property
     def missed(self) -> list[tuple[str, str, float, float]]:
-        """Checks that were not passed: (model, check, score, control)."""
+        """Failed checks: (model, check, score, control)."""
         rows = self.data.where(self.passed == 0).to_dataframe().dropna(subset="value")
         return [
             (model, check, float(row.value), float(row.control))
@@ -265,11 +265,8 @@ def ground_truth_study(
     that does not apply to a model is NaN, such as the carry study on a task other than addition.
 
     Args:
-        models: Models with their inputs, from :func:`known_models`.
+        models: Models with inputs, from :func:`known_models`.
         tools: Tools to score; by default all.
-
-    Raises:
-        InputError: no model, two of one name, no tool, or an unknown one.
 
     Example:
         >>> from loopinterp.benchmark import known_models

@@ -54,7 +54,7 @@ LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_ad
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KnownModel(ShortRepr):
-    """A compiled model to try a tool on, with inputs of one length."""
+    """A compiled model to test a tool on, with inputs of one length."""
 
     compiled: Compiled
     batch: Batch
@@ -68,7 +68,7 @@ class KnownModel(ShortRepr):
         return f"{program}, {self.label}" if self.label else program
 
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
-        """The part of states along directions that are not in the circuit."""
+        """The part of states outside the circuit's directions."""
         written = torch.cat([d.write for d in self.compiled.circuit.directions.values()])
         basis = orthonormal(written.double()).to(states)  # [rank, d_model], of the circuit
         rest = states - (states @ basis.mT) @ basis
@@ -76,10 +76,10 @@ class KnownModel(ShortRepr):
 
     @property
     def without_distractors(self) -> LoopedModel:
-        """The model with distractors removed from each state: the program does not read them.
+        """The model with distractors removed from each state; the program does not read them.
 
-        A probe of distractors finds a variable before the program has it, and they converge a loop
-        after the program.
+        A probe of distractors finds a variable before the program has it, and distractors converge
+        one loop after the program.
         """
         model = self.compiled.model
 
@@ -97,7 +97,7 @@ class KnownModel(ShortRepr):
 
 @dataclass(frozen=True)
 class Score:
-    """The answer of one tool on one model, and its control; NaN where a check does not apply."""
+    """A tool's score on one model, and its control; NaN where a check does not apply."""
 
     value: float
     control: float = float("nan")
@@ -120,9 +120,6 @@ def known_models(
         n: Problem length of the inputs; the models are compiled for it.
         disguises: Changes of a model, e.g. ``partial(rotate, seed=0)``.
         label: Name of the disguises in tables; by default a word for each.
-
-    Raises:
-        InputError: no list of programs, or a program that cannot be compiled.
 
     Example:
         >>> [known.name for known in known_models(["ripple", "copy"], n=3, examples=8)]
@@ -199,10 +196,7 @@ class BenchmarkModel(ShortRepr):
 
 
 def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]:
-    """The models of the benchmark, or those with these names or these programs' names.
-
-    Raises:
-        InputError: an unknown name.
+    """The models of the benchmark, or those with these names or programs.
 
     Example:
         >>> len(benchmark_models()), len({model.task.name for model in benchmark_models()})

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """The worst cell of the right interchange; whole runs after wrong ones, and of probes."""
+    """Lowest accuracy of the right interchange; whole-run accuracy of wrong ones and of probes."""
     circuit, program = known.compiled.circuit, known.compiled.program
     subspaces = {v: circuit.subspace(v) for v in circuit.variables}
     result = interchange_variables(known, subspaces, seed)
@@ -70,14 +70,13 @@ def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 
 
 def probed_subspaces(model: Any, program: LoopProgram, batch: Batch) -> dict[str, Tensor]:
-    """The subspace in which a probe finds each variable ``[rank, d_model]``."""
+    """The subspace ``[rank, d_model]`` that a probe reads, for each variable."""
     return {v: labelled_states(model, program, [v], batch).subspace() for v in program.variables}
 
 
 def interchange_variables(
     known: KnownModel, subspaces: Mapping[str, Tensor], seed: int
 ) -> VariableInterchange:
-    """Interchanges of subspaces of a known model."""
     return interchange_study(
         known.compiled.model,
         known.batch,
@@ -91,7 +90,7 @@ def interchange_variables(
 
 @torch.no_grad()
 def score_patching(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """States patched position by position, and heads patched one by one; without random draws."""
+    """States patched position by position, and heads patched one by one; nothing is drawn."""
     half = len(known.batch) // 2
     rows, other_rows = slice(min(half, 24)), slice(half, half + min(half, 24))
     base, source = known.batch.inputs[rows], known.batch.inputs[other_rows]
@@ -230,8 +229,8 @@ def judged_by_ablation(compiled: Compiled, batch: Batch, *, seed: Seed = 0) -> p
 def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
     """The heads and MLPs of the block that write a feature on which the answer depends.
 
-    With ``informed``, only parts count whose features depend on the tokens: mean and resample
-    ablation change nothing else (a counter of loops is the same for all examples).
+    With ``informed``, features must depend on the tokens: mean and resample ablation change no
+    others (a counter of loops is equal in all examples).
     """
     circuit, program = compiled.circuit, compiled.program
     if not circuit.neurons:
@@ -254,7 +253,7 @@ def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
 
 
 def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
-    """All nodes that edges lead to from some nodes, with these."""
+    """All nodes that edges lead to from some nodes, and these nodes."""
     seen: set[str] = set()
     left = [*start]
     while left:

@@ -1,9 +1,9 @@
 """Scores of outside tools on the benchmark: edges, programs, subspaces of variables.
 
-Edges can be read and written as EAP-IG's JSON graph (also MIB's). There a run of T loops over a
-block of L layers is a model of T·L layers between prelude and coda layers: head 1 of the block's
-first layer at loop 3 is ``a{3L}.h1``, its MLP ``m{3L}``, the readout ``logits``. An edge into a
-head is three: ``m0->a3.h1<q>``, ``<k>`` and ``<v>``.
+Edges can be read and written as EAP-IG's JSON graph (also MIB's). It unrolls a run of T loops over
+a block of L layers to T·L layers: head 1 of the block's first layer at loop 3 is ``a{3L}.h1``, its
+MLP ``m{3L}``, the readout ``logits``. An edge into a head is three: ``m0->a3.h1<q>``, ``<k>`` and
+``<v>``.
 
 Source: the code of arXiv 2403.17806, and arXiv 2504.13151.
 """
@@ -53,40 +53,39 @@ from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import Batch
 
 UnrolledEdge = tuple[str, str]
-"""Sender and receiver of a run, with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""
+"""Sender and receiver with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""
 
 EdgeScores = (
     Mapping[TiedEdge, float]
     | Mapping[UnrolledEdge, float]
     | Mapping[TiedEdge | UnrolledEdge, float]
 )
-"""Of the block's edges, of the run's, or of both."""
+"""Scores of tied edges, of the unrolled run's edges, or of both."""
 
 EdgeMethod = Callable[["Exercise"], EdgeScores]
 OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
-"""Methods of the library; the last two are controls."""
+"""The library's methods; the last two are controls."""
 
 
 def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     """How well scores of edges separate the edges of a known circuit from others.
 
-    Edges are ranked by the absolute value of their score; those without one are last. If only
-    scores of the run's edges are given, those of tied edges are the sums of their absolute values
-    over the loops. AUROC and average precision are of
-    :func:`~loopinterp.edges.edges_recovered`. CPR and CMD are the areas under
-    :math:`f` and :math:`|1 - f|`, f being the faithfulness of the tied edges of highest score,
-    at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
+    Edges are ranked by absolute score; edges without one are last. If only scores of unrolled edges
+    are given, a tied edge has the sum of their absolute values over the loops. AUROC and average
+    precision are those of :func:`~loopinterp.edges.edges_recovered`. CPR and CMD are the areas
+    under :math:`f` and :math:`|1 - f|`, where f is the faithfulness of the tied edges of highest
+    score, at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
 
     Args:
-        method: From an exercise to scores, by (sender, receiver, lag) of tied edges or (sender,
-            receiver) of the run's, named as in :class:`~loopinterp.edges.UnrolledGraph`; queries,
-            keys and values of a head are that head.
+        method: Maps an exercise to scores, by (sender, receiver, lag) of tied edges or (sender,
+            receiver) of unrolled ones, named as in :class:`~loopinterp.edges.UnrolledGraph`.
+            Queries, keys and values of a head count as that head.
 
     Returns:
         A row for each graph and truth.
 
     Raises:
-        InputError: Scores of unknown edges, or that are no numbers; a trained model.
+        InputError: If an edge is unknown, a score is no number, or the model was trained.
     """
     known.true_edges()  # raises where they are not known, before the method runs
     exercise = known.exercise
@@ -111,11 +110,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
 
 @checked
 def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
-    """One of :data:`OWN_EDGE_METHODS` as an edge method; ``seed`` is of random scores.
-
-    Raises:
-        InputError: There is no such method.
-    """
+    """One of :data:`OWN_EDGE_METHODS`; ``seed`` is for random scores."""
     check_choice("method", name, OWN_EDGE_METHODS)
 
     def scores(exercise: Exercise) -> Mapping[TiedEdge | UnrolledEdge, float]:
@@ -151,7 +146,7 @@ def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dic
 def _checked(
     by_edge: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
-    """Absolute values of scores, all of known edges."""
+    """Absolute scores, after a check that all edges are known."""
     scores: dict[TiedEdge | UnrolledEdge, float] = dict(by_edge.items())
     unknown = scores.keys() - set(edges)
     bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
@@ -166,14 +161,14 @@ def _checked(
 def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     """The true edges of a model's run, as EAP-IG's ``Graph.from_json`` reads them.
 
-    Edges of the program have score 1 and are in the graph, all others 0. Queries, keys and values
-    of a head are in the graph together, or none.
+    Edges of the program have score 1 and are in the graph; all others have 0. Queries, keys and
+    values of a head are in the graph together.
 
     Returns:
         ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
 
     Raises:
-        InputError: The model was trained: its edges are not known.
+        InputError: If the model was trained; its edges are not known.
 
     Example:
         >>> from loopinterp.benchmark import KnownCircuit, benchmark_models
@@ -209,12 +204,9 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
 def edges_of_eap_graph(
     document: Mapping[str, Any], exercise: Exercise
 ) -> dict[UnrolledEdge, float]:
-    """Scores of the run's edges in a graph in EAP-IG's format.
+    """Scores of unrolled edges from a graph in EAP-IG's format.
 
     An edge into a head has the sum of the absolute scores of its queries, keys and values.
-
-    Raises:
-        InputError: An edge of the run is missing: it is another model's graph.
     """
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
     scores = document.get("edges", {})
@@ -231,7 +223,6 @@ def edges_of_eap_graph(
 
 
 def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterator[list[str]]:
-    """The names of each edge in EAP-IG."""
     senders = [_eap_name(sender, config, graph.n_loops) for sender in graph.senders]
     readers = [_eap_name(reader, config, graph.n_loops) for reader in graph.readers]
     for s, r in graph.edges.nonzero().tolist():
@@ -259,7 +250,7 @@ def score_program(
     """Whether a program is equivalent to the known one under interchange interventions.
 
     Args:
-        method: From an exercise to a program that is claimed to be exact, or None.
+        method: Maps an exercise to a program that is claimed to be exact, or None.
 
     Returns:
         One row: the ``outcome`` (``equivalent``, ``no program`` or ``false name``), and in
@@ -290,7 +281,7 @@ def by_decompiling(exercise: Exercise) -> LoopProgram | None:
 
 
 def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProgram | None:
-    """The stock program that the comparison identifies, ``left_out`` not among the candidates."""
+    """The stock program that the comparison identifies; ``left_out`` is no candidate."""
     rivals = [p for p in programs_of(exercise.task) if p.name != left_out]
     if not rivals:
         return None
@@ -310,13 +301,13 @@ def score_variables(
     """The IIA of the subspaces in which a tool places a program's variables.
 
     Args:
-        method: From an exercise and the model's program to a subspace of each variable, as rows
-            ``[row, d_model]`` that span it; a variable without one is not found.
+        method: Maps an exercise and the model's program to a subspace of each variable, as spanning
+            rows ``[row, d_model]``; a variable without one is not found.
 
     Returns:
         One row: ``iia``, the whole-run accuracy over all variables and loops, with its interval;
-        ``random``, the same after a change of equal norm in a random direction; and ``found``, the
-        share of variables with a subspace. NaN where no interchange changes the program's answer.
+        ``random``, the same after a random change of equal norm; and ``found``, the share of
+        variables with a subspace. NaN where no interchange changes the program's answer.
     """
     exercise, program = known.exercise, known.compiled.program
     subspaces = dict(method(exercise, program))
@@ -344,7 +335,7 @@ def score_variables(
 
 
 def by_probing(exercise: Exercise, program: LoopProgram) -> Mapping[str, Tensor]:
-    """The subspace that a ridge probe reads, of each variable."""
+    """The subspace that a ridge probe reads, for each variable."""
     return probed_subspaces(exercise.model, program, _batch(exercise, extra_loop=1))
 
 

@@ -27,10 +27,10 @@ from loopinterp.tasks.addition import Addition
 def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Held-out accuracy of a probe for each variable after each loop.
 
-    Probes read the state, the state without the variable's directions and distractors, and
-    (control) the injected input. A fourth reads what the other variables, position and token tell
-    about the variable: the second should find no more. The accuracy on distractors alone is the
-    control of the interchange that shows that they are not used.
+    Probes read the state; the state without the variable's directions and distractors; and
+    (control) the injected input. A fourth reads what other variables, position and token tell about
+    the variable: the second should find no more. The accuracy on distractors alone is the control
+    of the interchange that shows that they are not used.
     """
     compiled, tokens = known.compiled, known.batch.inputs
     states = compiled.model(tokens, n_loops=known.n_loops, return_type="states")
@@ -91,7 +91,7 @@ def _accuracy(
 def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """When each token converges, when each answer becomes final, and how stable the end is.
 
-    Not applicable with one class of answers: no logit has a runner-up.
+    Not applicable with one answer class, as no logit has a runner-up.
     """
     model, program = known.compiled.model, known.compiled.program
     if model.config.d_vocab_out < 2:
@@ -172,7 +172,7 @@ def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Whether the model's program is identified among all programs of its task.
 
-    Not applicable where no interchange changes an answer of the program.
+    Not applicable if no interchange changes an answer of the program.
     """
     program = known.compiled.program
     result = compare_programs(known.compiled.model, rivals_of(program), known.batch, seed=seed)

@@ -1,7 +1,7 @@
 """The command line: train a looped transformer, open it, and write the report.
 
-Everything behind a command is imported when it is run, so that ``--help`` answers at once; what an
-interrupt (Ctrl-C) is caught with is in place before anything that takes long is imported.
+What a command needs is imported when it runs, so that ``--help`` answers at once. The handler of
+interrupts (Ctrl-C) is in place before any slow import.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def ending_in_one_line() -> Iterator[None]:
-    """Inside, an interrupt ends the program, whatever libraries make of it on its way.
+    """Inside, an interrupt ends the program, whatever libraries make of it.
 
-    Compiled modules that are interrupted while they are imported raise errors of their own or
-    abort: an import is ended at once. What is interrupted in a destructor raises nothing at all:
-    so the signal itself is remembered.
-    A program that has a handler of its own, or ignores interrupts (``nohup``), keeps that; so does
-    one that calls from another thread than its main one.
+    Compiled modules that are interrupted while they are imported raise other errors or abort, so an
+    import is ended at once. An interrupt in a destructor raises nothing, so the signal itself is
+    remembered. A program that has its own handler, ignores interrupts (``nohup``), or calls from
+    another thread than the main one keeps its behaviour.
     """
     interrupted = False
     status = 128 + signal.SIGINT  # as a shell reports a process that an interrupt ended

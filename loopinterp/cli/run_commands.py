@@ -13,6 +13,8 @@ from typer import Argument, Option
 import loopinterp
 from loopinterp.cli.shared import (
     FILE,
+    OUT,
+    RUNS,
     SEED,
     Device,
     Json,
@@ -28,7 +30,7 @@ from loopinterp.cli.shared import (
     next_step,
     print_document,
     read_numbers,
-    read_path,
+    read_program,
     spell_findings,
     spell_run,
     study_options,
@@ -87,7 +89,7 @@ def demo(
     "train --recipe addition-finite --drop-bits --seed 2 --out runs/finite",
 )
 def train(
-    out: Out,
+    out: Annotated[Path | None, Option(**OUT, show_default="runs/TASK")] = None,
     task: Annotated[str | None, Option(help="One of `loopinterp tasks`.")] = None,
     recipe: Annotated[str | None, Option(help="Default: the one named as the task.")] = None,
     config: Annotated[Path | None, Option(**FILE, help="Configuration as JSON.")] = None,
@@ -130,6 +132,7 @@ def train(
     flags |= {"compile": compile_ or None, "threads": threads}
     start = {"task": task, "recipe": recipe, "file": config, "without_recipe": without_recipe}
     chosen = configure(**start, settings=settings or (), flags=flags)
+    out = out or RUNS / (recipe or chosen.task)
     if without_recipe:
         # Nothing is known of what this model learns, so its window is said.
         window, some = chosen.model.attention_window, chosen.model.windowed_heads
@@ -152,7 +155,7 @@ def train(
 
 
 def _spell_stages(stages: list[loopinterp.training.FiniteStage]) -> tuple[Any, str]:
-    """What became of each number of bits, and which run is the smallest that is right."""
+    """The outcome for each number of bits, and the smallest run that is right."""
     document, lines = [], []
     for stage in stages:
         run, bits = stage.run.folder, stage.n_bits
@@ -176,9 +179,11 @@ def _spell_stages(stages: list[loopinterp.training.FiniteStage]) -> tuple[Any, s
     name="compile",
 )
 def compile_(
-    program: Annotated[str, Argument(metavar="PROGRAM", help="Name of a stock program.")],
-    out: Out,
+    program: Annotated[
+        str, Argument(metavar="PROGRAM", parser=read_program, help="One of `loopinterp programs`.")
+    ],
     max_length: Annotated[int, Option(min=1, help="Greatest problem length that it has room for.")],
+    out: Annotated[Path | None, Option(**OUT, show_default="runs/PROGRAM")] = None,
     disguise: Annotated[
         Texts, Option(help="distract, permute, superpose or rotate; may be repeated.")
     ] = None,
@@ -189,6 +194,7 @@ def compile_(
 
     The run that it makes is evaluated, analysed and reported like one that was trained.
     """
+    out = out or RUNS / program
     run = loopinterp.app.runs.compile_run(
         program, out, max_length=max_length, disguises=disguise or (), seed=seed
     )
@@ -319,7 +325,7 @@ def grid(
 )
 def sweep(
     file: Annotated[Path, Argument(**FILE, help="The experiment, as JSON.")],
-    out: Annotated[Path, Option(metavar="PATH", parser=read_path, help="Its folder.")],
+    out: Annotated[Path | None, Option(**OUT, show_default="runs/FILE")] = None,
     scale: Annotated[
         str | None, Option(help="laptop or paper.", show_default="laptop, if it has one")
     ] = None,
@@ -342,6 +348,7 @@ def sweep(
     Interrupted, the same command resumes. A cell that fails stops no other; it is named,
     and the exit status is 1. Everything is in PATH: sweep.csv, sweep.html, and a run for each cell.
     """
+    out = out or RUNS / file.stem
     result = loopinterp.app.runs.sweep_file(
         file,
         out,

@@ -1,4 +1,4 @@
-"""What several commands share: options and arguments, what is printed, and the program itself."""
+"""What several commands share: options, arguments, output, and the program itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 import loopinterp
-from loopinterp.core.errors import GREATEST_SEED, MOST_THREADS, InputError
+from loopinterp.core.errors import MOST_THREADS, InputError
 
 if TYPE_CHECKING:
     from loopinterp.core.results import Result
@@ -34,7 +34,20 @@ app = typer.Typer(
 
 
 class _Command(TyperCommand):
-    """A command that takes no option's name for another option's value (``--out --json``)."""
+    """A command that takes no option's name for another option's value (``--out --json``).
+
+    In its help a value is N (a number) or TEXT, unless an option has a word for it.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or str(parameter.name).upper()
+                parameter.display_type_rich = lambda ctx: None  # beside its name, Python's type
+            elif parameter.metavar is None and not parameter.is_flag:
+                parameter.metavar = "N" if "int" in parameter.bare_type() else "TEXT"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # For each option string, whether a value follows it.
@@ -60,22 +73,31 @@ class _Command(TyperCommand):
 
 
 def command(*examples: str, name: str | None = None) -> Any:
-    r"""Makes the function below a command; ``\b`` keeps the line breaks of its examples."""
+    r"""Makes a function a command; ``\b`` keeps the line breaks of its examples."""
     lines = "\n".join(f"  loopinterp {line}" for line in examples)
     return app.command(name, cls=_Command, epilog=f"\b\nExamples:\n{lines}")
 
 
 def read_path(path: str | Path) -> Path:
-    """A path as it was given, or by default; an empty one would be the folder one is in."""
+    """A path; an empty one is refused, as it would be the current folder."""
     text = str(path)
     if not text.strip() or "\0" in text:
         raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
     return Path(text)
 
 
+def read_program(name: str) -> str:
+    """The name of a stock program, refused before anything else that is wrong with a command."""
+    try:
+        loopinterp.get_program(name)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+    return name
+
+
 Texts = list[str] | None
 
-SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
+SEED: dict[str, Any] = {"min": 0}  # the greatest is checked where it is used
 
 FILE: dict[str, Any] = {"metavar": "FILE", "parser": read_path}
 
@@ -84,9 +106,15 @@ _THREADS["help"] = "CPU threads; at these model sizes one is as fast as more."
 
 Run = Annotated[Path, Argument(metavar="RUN", parser=read_path, help="Folder of a run.")]
 
-Runs = Annotated[list[Path], Argument(metavar="RUN...", parser=read_path, help="Folders of runs.")]
+Runs = Annotated[list[Path], Argument(metavar="RUN", parser=read_path, help="Folders of runs.")]
 
-Out = Annotated[Path, Option(metavar="PATH", parser=read_path, help="Folder of the run.")]
+OUT: dict[str, Any] = {"metavar": "PATH", "parser": read_path, "help": "Folder of the run."}
+
+Out = Annotated[Path, Option(**OUT)]
+
+
+RUNS = Path("runs")
+"""The folder in which runs are made by default."""
 
 Device = Annotated[str, Option(help="auto, cpu or cuda; one that is absent is an error.")]
 
@@ -106,7 +134,7 @@ StudySeed = Annotated[int, Option("--seed", **SEED, help="Seed of the examples d
 
 
 def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[str, Any]:
-    """What every study is given; sets the number of threads."""
+    """Options of every study; sets the number of threads."""
     import torch
 
     torch.set_num_threads(threads)
@@ -114,7 +142,7 @@ def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[
 
 
 def read_numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them; none if there is no text."""
+    """Whole numbers separated by commas; none if the text is empty."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
@@ -123,7 +151,6 @@ def read_numbers(option: str, text: str) -> list[int]:
 
 
 def print_document(document: Any, text: str, as_json: bool) -> None:
-    """Print the document as JSON, or else the text."""
     from loopinterp.core.storage import spell_json
 
     typer.echo(spell_json(document, indent=1) if as_json else text)
@@ -139,13 +166,13 @@ def next_step(command: str, run: Path) -> str:
 
 
 def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:
-    """What results say in plain words: as JSON has it, and as a list to read."""
+    """Findings of results, as JSON and as a list to read."""
     findings = loopinterp.app.workflow.in_reading_order(results)
     return [*map(dataclasses.asdict, findings)], "\n".join(f"- {one.text}" for one in findings)
 
 
 def spell_run(run: Path, record: loopinterp.pages.RunRecord) -> str:
-    """What a run's results say first: what the model is, and a line for each fact."""
+    """What the model is, and a line for each fact of the run."""
     marks = {True: "✓", False: "✗", None: "·"}
     lines = [
         f"  {marks[fact.good]} {fact.title}: {fact.value} ({fact.detail})"
@@ -155,7 +182,7 @@ def spell_run(run: Path, record: loopinterp.pages.RunRecord) -> str:
 
 
 def spell_facts(facts: Mapping[str, Any]) -> str:
-    """The value of the first fact as a heading, and a line for each other one."""
+    """The first fact's value as a heading, and a line for each other fact."""
     (_, title), *rest = facts.items()
     return "\n".join([str(title), *(f"  {name}: {_shown(value)}" for name, value in rest)])
 

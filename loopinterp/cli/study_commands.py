@@ -103,7 +103,8 @@ def lens(
         ),
     ] = "coda",
     out: Annotated[
-        Path | None, Option(**FILE, help="Default: RUN/lens.html, or else lens.html.")
+        Path | None,
+        Option(**FILE, help="Default: RUN/lens.html, or else lens.html; lens-2.html beside one."),
     ] = None,
     loops: Annotated[
         int | None, Option(min=1, help="Loops to show.", show_default="the model's own")
@@ -276,8 +277,9 @@ def zoo(
                 given="--out alone",
                 fix="Say which one: `loopinterp zoo` lists them.",
             )
-        table = loopinterp.list_pretrained().reset_index()
-        print_document(table.to_dict("records"), table.to_string(index=False), as_json)
+        table = loopinterp.list_pretrained()
+        text = f"{table!r}\nCard of one: loopinterp zoo NAME"
+        print_document(table.reset_index().to_dict("records"), text, as_json)
         return
     card = loopinterp.zoo.get_card(name)
     lowest = {
@@ -287,7 +289,7 @@ def zoo(
     failures = [str(failure) for failure in card.fails_at()]
     facts = {"model": name, **card.to_dict(), "lowest": lowest, "fails_at": failures}
     if out is not None:
-        loopinterp.load_pretrained(name, out)
+        loopinterp.zoo.pretrained_run(name, out)
         copied = f"{out}: {card.note} {next_step('analyze', out)}"
         print_document({"run": str(out), **facts}, copied, as_json)
         return
@@ -302,7 +304,10 @@ def zoo(
 
 @command("benchmark runs/known", "benchmark runs/ripple --only ripple --json")
 def benchmark(
-    folder: Annotated[Path, Argument(**FILE, help="A new folder, or one with a benchmark.")],
+    folder: Annotated[
+        Path,
+        Argument(metavar="PATH", parser=read_path, help="A new folder, or one with a benchmark."),
+    ],
     only: Annotated[
         Texts, Option(help="A program or a model; may be repeated. Default: all.")
     ] = None,

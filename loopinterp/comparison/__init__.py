@@ -1,4 +1,4 @@
-"""Comparing a model with programs: interchange, verdict, heads, decodable variables."""
+"""Compares a model with programs: interchanges, verdict, heads, decodable variables."""
 
 import lazy_loader
 

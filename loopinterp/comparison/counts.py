@@ -1,4 +1,4 @@
-"""The counts and shares of a comparison, by program, stratum and delay."""
+"""Counts and shares of a comparison, by program, stratum and delay."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ REACHED, UNREACHED = "that a run reaches", "that no run reaches"
 
 
 def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
-    """Counts behind the estimates and verdicts, of several models.
+    """Counts behind the estimates and verdicts, over several models.
 
-    Counted are pairs whose source has other values and that are effective. Axes as in
+    Only effective pairs whose source has other values count. Axes as in
     :class:`~loopinterp.comparison.ProgramComparison`:
 
-    - [program, stratum, delay]: ``right`` of ``active`` pairs; ``nothing_right``, where the program
+    - [program, stratum, delay]: ``right`` of ``active`` pairs; ``nothing_right``: the program
       predicts no change;
     - [program, stratum]: ``run_right`` of ``run_active`` pairs, at every delay; all ``pairs``;
     - [program, delay]: ``prefix_right`` of ``prefix_active`` pairs, right up to this delay;
     - [program, rival, delay]: ``duel_right`` of the pairs that set two programs ``apart``;
-    - [program]: of ``random_active`` runs in which the program predicts a change, ``random_right``
-      after a random perturbation of equal norm, ``interchange_right`` after the interchange;
+    - [program]: of ``random_active`` runs with a predicted change, ``random_right`` after a random
+      perturbation of equal norm, ``interchange_right`` after the interchange;
     - ``unchanged`` of ``n_same`` runs with a same-value source;
-    - of ``n_runs`` clean runs, by program: ``undisturbed`` (each run by its share of loops),
-      ``slipped`` (with a loop that is not the program's), ``decided`` (share of answers),
-      ``worst_loop`` (share at the worst loop of the worst length), ``alike`` [program, rival];
-      ``solved``, the share right at the worst length.
+    - of ``n_runs`` clean runs, by program: ``undisturbed`` (sum of shares of loops), ``slipped``
+      (some loop differs), ``decided`` (share of answers), ``worst_loop`` (share at the worst loop
+      and length), ``alike`` [program, rival]; ``solved``, the share right at the worst length.
 
-    ``…_inputs`` are the inputs of such pairs, which intervals count.
+    ``…_inputs`` count the inputs of these pairs, for intervals.
     """
     import xarray as xr
 
@@ -81,7 +80,6 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
 
 
 def _classes(evidence: Sequence[Evidence]) -> list[pd.DataFrame]:
-    """Which pairs are in each class of each stratum, "STRATUM: LABEL"."""
     import pandas as pd
 
     tables = []
@@ -94,7 +92,7 @@ def _classes(evidence: Sequence[Evidence]) -> list[pd.DataFrame]:
 
 
 def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
-    """The arrays of a :class:`~loopinterp.comparison.ProgramComparison`, from the counts."""
+    """The arrays of a :class:`~loopinterp.comparison.ProgramComparison`."""
 
     def share(successes: str, trials: str, inputs: str) -> np.ndarray:
         return wilson_estimate(counts[successes], counts[trials], independent=counts[inputs])
@@ -196,7 +194,7 @@ def _pair_counts(
 
 
 def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
-    """The number of inputs for which x holds on some of their pairs, along an axis."""
+    """Number of inputs for which x holds on some pair, along an axis."""
     order = base.argsort()
     # Pairs in the order of their inputs; "or" over the stretch of each input, then count inputs.
     _, starts = np.unique(base[order], return_index=True)
@@ -206,7 +204,7 @@ def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
 def with_end(
     x: Bool[np.ndarray, "*lead pair delay"], last: Int[np.ndarray, " pair"], n_delays: int
 ) -> Bool[np.ndarray, "*lead pair delays"]:
-    """As many delays, false past those of x, and one more that reads each pair's last one."""
+    """Pad to ``n_delays``, and add a delay that reads each pair's last one."""
     padded = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
     padded[..., : x.shape[-1]] = x
     padded[..., -1] = x[..., np.arange(len(last)), last]
@@ -214,7 +212,7 @@ def with_end(
 
 
 def delay_names(n_delays: int) -> list[str]:
-    """The coordinates of delays; the last reads each pair's answer at the end of its run.
+    """Coordinates of delays; "end" reads each pair's answer at the end of its run.
 
     Example:
         >>> delay_names(2)

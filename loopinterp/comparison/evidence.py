@@ -1,7 +1,4 @@
-"""The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
-
-:mod:`loopinterp.comparison.counts` counts it by stratum.
-"""
+"""The answers of a model and predictions of programs, by pair and delay."""
 
 from __future__ import annotations
 
@@ -47,31 +44,30 @@ Untried = Literal[
     "third_interchange",
     "part_of_state",
 ]
-"""A kind of interchange that a comparison has not tried; no strategy tries the last two."""
+"""A kind of interchange that was not tried; no strategy tries the last two."""
 
 
 @dataclass(frozen=True, repr=False)
 class Evidence(ShortRepr):
-    """The answers of one model after each interchange, and the predictions of each program.
+    """One model's answers after each interchange, and each program's predictions.
 
     Arrays of ``data``:
 
     - [pair]: ``base``, the input whose run is changed;
-    - [pair, delay]: ``within``, whether the run still goes on (beyond, the rest is false);
-      ``moves``, whether the interchange changes an answer of the model;
-    - [program, pair, delay]: ``changes``, whether the program predicts that; ``agree``, whether the
-      model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
+    - [pair, delay]: ``within``, whether the run still goes on; ``moves``, whether an answer of the
+      model changes;
+    - [program, pair, delay]: ``changes``, whether the program predicts a change; ``agree``, whether
+      the model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
     - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;
     - [program, pair]: ``reached``, whether the program's state is on-distribution;
-    - [program, input], of clean runs: ``undisturbed``, share of loops whose whole answer is the
-      program's; ``decided``, share of the answers that it decides;
+    - [program, input], of clean runs: ``undisturbed``, share of loops with the program's whole
+      answer; ``decided``, share of answers that it decides;
     - [batch, …]: ``worst_loop``, share of inputs at the worst loop; ``alike``, whether two programs
       give the same clean answers; ``solved``, share of inputs that the model answers right.
 
     Attributes:
-        strata: The label of each pair in each stratum, a row for each pair.
-        offsets: The offset of each program.
-        untried: Codes of the kinds of interchange that no pair tries.
+        strata: The label of each pair (row) in each stratum (column).
+        untried: Kinds of interchange that no pair tries.
     """
 
     data: xr.Dataset
@@ -88,7 +84,7 @@ def gather_evidence(
     *,
     seed: int,
 ) -> Evidence:
-    """Run a strategy's interchanges on a model, and compute each program's predictions of them.
+    """Run a strategy's interchanges on a model, and each program's predictions of them.
 
     Each batch has inputs of one length; program offsets are chosen on the first only.
     """
@@ -159,9 +155,9 @@ def _best_offset(
     trace_of: Callable[[LoopProgram, int], Trace],
     program: LoopProgram,
 ) -> ProgramOffset:
-    """The offset that fits some pairs best at the first delays, of those that fit clean runs best.
+    """The offset that fits some pairs best at the first delays, among the best for clean runs.
 
-    An offset replaces one before it only by a clear margin.
+    An offset replaces an earlier one only by a clear margin.
     """
     clearly, most_delays = 0.02, 4
     options = list(alignments())
@@ -188,7 +184,7 @@ def _best_offset(
 
 
 def _begun(pairs: InterchangePairs, offsets: Sequence[ProgramOffset]) -> Bool[Tensor, " pair"]:
-    """The pairs at loops and positions that every program has, under any of the offsets."""
+    """Pairs at loops and positions that every program has, under any offset."""
     at = pairs.sites
     first = max(-min(offset.shift for offset in offsets), 0)
     left = max(offset.offset for offset in offsets)
@@ -199,7 +195,7 @@ def _begun(pairs: InterchangePairs, offsets: Sequence[ProgramOffset]) -> Bool[Te
 def _clean_match(
     run: InterchangeRun, trace: Trace, offset: ProgramOffset
 ) -> tuple[Bool[Tensor, "loop input"], Float[Tensor, " input"]]:
-    """At which loops 1 .. T the whole answer is the program's; share of answers it decides."""
+    """Loops 1 .. T with the program's whole answer; share of answers it decides."""
     pairs = run.pairs
     # [loop, input, pos]: the program's answers at the model's loops, of those that are asked.
     loops = torch.arange(1, pairs.n_loops + 1, device=pairs.loop.device) + offset.shift
@@ -258,7 +254,7 @@ def _after_interchange(
 def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the clean base run reaches the program's state right after each interchange.
 
-    Tokens are part of the state, so that no other run can reach it; this one may at another loop.
+    Tokens are part of the state, so only this run can reach it, possibly at another loop.
     """
     pairs, variables = prediction.pairs, prediction.trace.variables
     reached = torch.zeros_like(pairs.base, dtype=torch.bool)
@@ -282,7 +278,7 @@ def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
 
 
 def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:
-    """The label of each scored pair in each stratum; batches may have different strata."""
+    """The label of each scored pair in each stratum."""
     import pandas as pd
 
     columns = [

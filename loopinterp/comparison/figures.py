@@ -1,4 +1,4 @@
-"""Findings and figures of the studies of comparison: verdicts, heads, decodable variables."""
+"""Findings and figures: verdicts, heads, decodable variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _READABLE = 0.95  # least balanced accuracy of a variable that can be read
 
 _DELAYS = "loops after the interchange"
 _KINDS = {REACHED: "on-distribution", UNREACHED: "off-distribution"}
-"""Kinds of states as files name them, in words."""
+"""Kinds of states in files -> words."""
 
 
 @findings_of.register
@@ -61,7 +61,7 @@ def _comparison_findings(result: ProgramComparison) -> list[Finding]:
 
 
 def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
-    """The controls of one model, programs that answer alike, and on-distribution states."""
+    """Controls of one model, programs with equal answers, on-distribution states."""
     data, quote = data.sel(program=program), f"“{plain(program)}”"
     value = data.sel(estimate="value")
     sentences = []
@@ -117,7 +117,6 @@ def _comparison_figures(result: ProgramComparison) -> list[Figure]:
 
 
 def _early(data: xr.Dataset, most: int = 24) -> xr.Dataset:
-    """The delays from 0 on at which some interchange is effective, as many as a figure shows."""
     active = data["active"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
     delays = active.index[active > 0][:most]
     return data.sel(delay=delays).assign_coords(delay=delays.astype(int))
@@ -363,10 +362,7 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
 
 @findings_of.register
 def _decodability_findings(result: Decodability) -> list[Finding]:
-    """How many variables can be read at equal loops of model and program, from loop 1 on.
-
-    Before the first loop there may be nothing to read: an initial state of zeros holds nothing.
-    """
+    """Variables that can be read at equal loops of model and program."""
 
     def readable(name: str) -> set[str]:
         if name not in result.data:

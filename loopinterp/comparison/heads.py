@@ -1,4 +1,4 @@
-"""Heads matched with selectors: which head computes which selector of a program."""
+"""Heads matched with the selectors of a program."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 TOLERANCE = 1e-3
-"""A head computes a selector with which its attention overlaps by 1 less this, or more."""
+"""A head computes a selector from an overlap of 1 minus this."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class HeadMatch(Result, kind="head-match"):
-    """The result of :func:`match_heads`. Values are NaN where a selector selects nothing.
+    """The result of :func:`match_heads`; NaN where a selector selects nothing.
 
     Arrays:
-        overlap: 1 - total variation distance of a head's attention from even attention to the keys
-            that the selector selects, mean over examples and queries that select any.
+        overlap: 1 - total variation distance of a head's attention from even attention to the
+            selected keys, mean over examples and selecting queries.
         overlap_even: Control: even attention to all visible keys.
         overlap_by_position: Control: the head's mean attention over examples.
         overlap_other_input: Control: the keys that are selected in another example.
         mass: Mean attention to the selected keys, with the same controls.
 
     Attributes:
-        names: All names of each selector: those that coincide on the whole sample are one.
-        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
-            at which it selects anything.
-        assigned: Head of each selector under the best one-to-one assignment; "" without one.
+        names: All names of each selector; selectors that coincide on the whole sample are merged.
+        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every
+            selecting loop.
+        assigned: Head of each selector in the best one-to-one assignment; "" without one.
     """
 
     VARIABLES: ClassVar = {
@@ -71,13 +71,13 @@ class HeadMatch(Result, kind="head-match"):
 
     @property
     def empty(self) -> list[str]:
-        """The selectors that select nothing at any query of the sample."""
+        """Selectors that select nothing."""
         empty = self.data["overlap_even"].isnull().all(("loop", "head"))
         return empty["selector"].values[empty.values].tolist()
 
     @property
     def everything(self) -> list[str]:
-        """The selectors that select all that a head can see."""
+        """Selectors that select all that a head can see."""
         even = self.data["overlap_even"]
         by_head = (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
         return even["selector"].values[by_head.any("head").values].tolist()
@@ -93,7 +93,7 @@ def match_heads(
     seed: Seed = 0,
     config: Mapping[str, Any] | None = None,
 ) -> HeadMatch:
-    r"""Overlap of attention with what each selector selects, and the best assignment of heads.
+    r"""Overlap of attention with each selector, and the best assignment of heads.
 
     .. math::
         U_{t,b,q,k} = \frac{S_{t,b,q,k}}{\sum_j S_{t,b,q,j}}, \qquad
@@ -101,19 +101,15 @@ def match_heads(
             \Bigl(1 - \tfrac12 \sum_k |A_{t,b,h,q,k} - U_{t,b,q,k}|\Bigr), \qquad
         m_{t,h,s} = \operatorname{mean}_{b,q} \sum_k A_{t,b,h,q,k} S_{t,b,q,k}
 
-    over queries q that select at least one key. Heads are assigned to selectors one to one
-    (Hungarian algorithm): first those that compute their selector, then for the largest total of
-    overlap above that of even attention.
+    over queries q that select a key. Heads are assigned one to one (Hungarian algorithm): first
+    those that compute their selector, then for the largest total overlap above even attention.
 
     Args:
         selectors: By name, at the same loops, examples and positions as the patterns.
         heads: Name of each head.
-        visible: Keys that each query may see, for all heads or for each; by default those that
-            any head ever attends to.
-        seed: Written to the provenance, as is ``config``; nothing is drawn.
-
-    Raises:
-        InputError: no selector, fewer than two examples, or shapes that do not fit.
+        visible: Keys that each query may see, for all heads or for each; by default those that any
+            head attends to.
+        seed, config: Only written to the provenance.
 
     Example:
         >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
@@ -172,18 +168,15 @@ def head_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> HeadMatch:
-    """:func:`match_heads` of a model, against every selector of the programs.
+    """Match a model's heads with every selector of some programs, by :func:`match_heads`.
 
     Heads of prelude, block and coda are matched with the selectors of ``prepare``, ``step`` and
     ``finish``. Those that run once are compared at every loop.
 
     Args:
-        data: Examples of one length in the programs' token format, or the task to draw them from
+        data: Examples of one length in the programs' tokens, or the task to draw them from
             (``batch_size`` of length ``n``).
-        programs: Such as ``list_programs(task.name)``. Selectors that they share are listed once.
-
-    Raises:
-        InputError: a model without hooks, or tokens that a program does not know.
+        programs: Such as ``list_programs(task.name)``. Shared selectors are listed once.
     """
     chosen = check_programs(programs)
     need_hooks(model)
@@ -216,7 +209,7 @@ def head_study(
 def _patterns(
     model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
-    """Patterns of all heads, those of prelude and coda at every loop; and the heads' names."""
+    """Patterns of all heads (of prelude and coda at every loop), and their names."""
     pattern = "attn.hook_pattern"
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=pattern)
     sizes, patterns, heads = model.site_map, [], []
@@ -235,13 +228,11 @@ def _patterns(
 
 
 def head_name(section: str, layer: int, head: int, *, n_layers: int) -> str:
-    """The name of a head in results; without its layer where the block has but one.
+    """A head's name in results; without its layer if the block has one.
 
     Example:
         >>> [head_name("block", 0, 3, n_layers=n) for n in (1, 2)]
         ['head 3', 'head 0.3']
-        >>> head_name("coda", 0, 3, n_layers=1)
-        'coda 0.3'
     """
     if section != "block":
         return f"{section} {layer}.{head}"
@@ -259,7 +250,6 @@ def _measure(
     uniform, queries = selected / count.clamp(min=1), count[..., 0] > 0  # and [batch, 1, query]
 
     def mean(name: str, attention: Tensor, shift: int = 0) -> Float[Tensor, " head"]:
-        """Over examples and the queries that select anything; NaN where none does."""
         target = (selected if name == "mass" else uniform).roll(shift, 0)
         if name == "mass":
             score = (attention * target).sum(-1)
@@ -282,8 +272,7 @@ def _measure(
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
-    A head that computes a selector goes first: selectors that select at different queries would
-    otherwise draw heads away from one another.
+    Heads that compute a selector go first, as selectors at different queries may compete.
     """
     from scipy.optimize import linear_sum_assignment
 

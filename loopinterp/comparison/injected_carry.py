@@ -1,4 +1,4 @@
-"""Persistence of an injected carry: one loop (plain ripple) or for ever (sticky ripple)."""
+"""Persistence of an injected carry: one loop (ripple) or for ever (sticky ripple)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ MOST = 12  # persistences of so many loops or more are counted together
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class InjectedCarry(Result, kind="planted-carry"):
-    """What :func:`injected_carry_study` returns.
+    """The result of :func:`injected_carry_study`.
 
-    ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (the
-    last is :data:`MOST` or more; 0: the answer did not change), by token at the position and at its
-    left neighbour. The kind ``planted`` injects a carry, ``erased`` removes one.
-
-    Attributes:
-        n: Bits of the operands.
+    ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (0: no
+    answer changed; the last: 12 or more), by token at the position and at its left neighbour. The
+    kind ``planted`` injects a carry, ``erased`` removes one.
     """
 
     VARIABLES: ClassVar = {"count": "model kind token left_token life"}
@@ -56,7 +53,7 @@ class InjectedCarry(Result, kind="planted-carry"):
         return counts.sum([d for d in counts.dims if d != "life"]).values
 
     def quantile(self, share: float, model: str, kind: str = INJECTED, **where: Any) -> float:
-        """A quantile of the persistence in loops; NaN where there are no carries."""
+        """A quantile of the persistence in loops; NaN without carries."""
         total = self.counts(model, kind, **where).cumsum()
         if not total[-1]:
             return float("nan")
@@ -77,8 +74,8 @@ def injected_carry_study(
     """Inject carries into additions, and count the loops for which the answer shows them.
 
     The state of one bit is taken from an input with the same two bits there and the opposite carry
-    into them, both final for two loops or more, at least :data:`MOST` loops before the end. A carry
-    persists as long as the model's answer at that bit stays changed.
+    into them, both final for two loops or more, 12 loops or more before the end. A carry persists
+    as long as the answer at that bit stays changed.
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.
@@ -86,9 +83,6 @@ def injected_carry_study(
             (``batch_size`` of length ``n``).
         names: A name for each model.
         per_cell: Most interchanges for each kind, token and left token.
-
-    Raises:
-        InputError: inputs that are too short, or without such pairs.
     """
     by_name = named_models(models, names)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
@@ -132,7 +126,7 @@ def _counts(
 def _pairs(
     batch: Batch, per_cell: int, generator: torch.Generator
 ) -> tuple[InterchangePairs, Int[Tensor, " pair"]]:
-    """Interchanges of final carries, and the cell (kind, token, left token) of each."""
+    """Interchanges of final carries, and their cells (kind, token, left token)."""
     task, tokens = Addition(), batch.inputs
     carry, chain = task.carry_in(tokens), task.chain_length_in(tokens)
     # Both carries have been final for two loops or more, and MOST loops are left.

@@ -1,4 +1,4 @@
-"""Models, programs and batches that enter a comparison, checked at the door."""
+"""Checks of the models, programs and batches of a comparison."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgra
 
 
 def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
-    """Candidate programs, at least one: all of one task, each with its own name."""
     candidates = check_program_list(programs)
     names = {p.name for p in candidates}
     if not names or len(names) < len(candidates) or len({p.task for p in candidates}) > 1:
@@ -61,11 +60,8 @@ def check_batch(
 ) -> Batch:
     """A batch of at least two examples of one length, in tokens that all programs know.
 
-    It ends where the model is asked; see :func:`~loopinterp.models.study_examples.fit_to_model`.
-
     Args:
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
-        needs_targets: Whether each example must have a target.
         drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
@@ -93,7 +89,6 @@ def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "
 def named_models(
     models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
 ) -> dict[str, LoopedModel | Any]:
-    """One model or several, each under its name."""
     several = list(models) if isinstance(models, (list, tuple)) else [models]
     labels = [f"model {k}" for k in range(len(several))] if names is None else list(names)
     labelled = dict(zip(labels, several))

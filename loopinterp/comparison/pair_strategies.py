@@ -1,4 +1,4 @@
-"""Pairs on which the variables of programs differ, for any task, and the strata they count in."""
+"""Pairs on which variables of programs differ, and their strata."""
 
 from __future__ import annotations
 
@@ -50,20 +50,19 @@ class PairStrategy(Protocol):
 class SpreadPairs:
     """Interchanges of one position's state, spread evenly over tokens, loops and positions.
 
-    Base and source have the same token at the position, and some variable of some program differs
-    there. Half of the pairs are drawn evenly by (token, left token); the other half so that every
-    two programs disagree on equally many. The same-value control adds pairs whose source has equal
-    values of all variables in another context: they must change nothing. Some sources are states of
-    another loop, and some runs get a second interchange later.
+    Base and source have the same token at the position, and differ there in some program's
+    variable. Half of the pairs are drawn evenly by (token, left token), half so that every two
+    programs disagree on equally many. Same-value sources differ in no variable, and must change
+    nothing.
 
     Attributes:
         pairs: Pairs of other values.
         same_value: Pairs of the same value.
-        loops: Most different numbers of loops: one is drawn from each of so many spans of
-            0 .. T(n) - 1. Into the initial state every source comes from a later loop.
+        loops: Number of different loops: one from each of so many spans of 0 .. T(n) - 1. For the
+            initial state every source comes from a later loop.
         sites: Positions whose states are put in at once.
         other_loops: Share of the sources that are states of another loop.
-        repeated: Share of the runs of other values that get a second interchange.
+        repeated: Share of the runs of other values that get a second interchange later.
     """
 
     pairs: int = 768
@@ -86,11 +85,7 @@ class SpreadPairs:
         batch: Batch,
         generator: torch.Generator,
     ) -> InterchangePairs:
-        """Choose pairs; the model is not run.
-
-        Raises:
-            InputError: no two inputs with the same token at a position differ in a variable there.
-        """
+        """Choose pairs, without running the model."""
         last = int(batch.n_loops.max())
         # In the initial state nothing is computed yet: it receives the state of a later loop.
         first = 0 if self.other_loops and last > 1 else 1
@@ -128,7 +123,7 @@ class SpreadPairs:
     def _source_loops(
         self, loop: Int[Tensor, "*shape"], last: int, generator: torch.Generator
     ) -> Int[Tensor, "*shape"]:
-        """The loop of each source: the same, or for some any other from 0 to the last."""
+        """The source's loop: the same, or for some any other up to ``last``."""
         if last < 2 or not self.other_loops:
             return loop
         # Any loop but the same one.
@@ -151,7 +146,7 @@ class SpreadPairs:
     def _repeat(
         self, pairs: InterchangePairs, traces: Sequence[Any], generator: torch.Generator
     ) -> InterchangePairs:
-        """Pairs of which some get a second interchange, of a state that differs from the base's."""
+        """Give some pairs a second interchange, of another state than the base's."""
         last, (n_inputs, n_pos) = pairs.n_loops, pairs.inputs.shape
         second = SecondInterchange.none(len(pairs))
         luck = torch.rand(len(pairs), generator=generator, dtype=torch.float32)
@@ -225,7 +220,7 @@ def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePair
 def _differ(
     traces: Sequence[Any], base: tuple[Any, ...], source: tuple[Any, ...]
 ) -> Bool[Tensor, ...]:
-    """Where some variable of some program has two values, at indices (loop, input, ...)."""
+    """Whether some variable differs at indices (loop, input, ...)."""
     differs = torch.zeros(1, dtype=torch.bool)
     for trace in traces:
         for values in trace.values():
@@ -239,10 +234,10 @@ def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
 
 
 def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratum]:
-    """Strata of pairs of a program's inputs; pairs of several positions count by the first.
+    """Strata of pairs of a program's inputs, by the first of several positions.
 
-    For every task: token, left token, both, loop, position, loop of the source and second
-    interchange; for additions also the carry chains.
+    For every task: token, left token, both, loop, position, loop of the source, second interchange;
+    for additions also the carry chains.
     """
     tokens, position = program.inputs, pairs.positions[:, 0]
     token, left = pairs.tokens

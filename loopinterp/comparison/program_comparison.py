@@ -1,4 +1,4 @@
-"""Which program a looped model runs: candidates compared by interchange interventions."""
+"""Which program a looped model runs, by interchange interventions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ EXAMPLES = 512  # inputs of each length drawn from a task
 FIRST_LOOK = 128  # of these in a first look, with few pairs
 
 TO_IDENTIFY = SpreadPairs(pairs=6144, same_value=384, repeated=0.5)
-"""Pairs on all inputs, on which a program is then identified: rare exceptions (one input in
-hundreds) show on many pairs only.
-"""
+"""Pairs with which a program is identified; exceptions may occur in one input of hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -45,21 +43,21 @@ class ProgramComparison(Result, kind="program-comparison"):
     """The result of :func:`compare_programs`.
 
     Arrays of ``data``. ``delay`` counts loops from the interchange, ``"end"`` is T(n); ``stratum``
-    is ``"all"`` or ``"CLASS: LABEL"``. Shares are of effective interventions, and intervals count
-    inputs, as pairs of one input are alike.
+    is ``"all"`` or ``"CLASS: LABEL"``. Shares are of effective interventions; intervals count
+    inputs.
 
-    - ``iia``: share whose whole answer is predicted, of ``active`` pairs; ``no_interchange``: share
-      in which no change is right;
+    - ``iia``: share of ``active`` pairs whose whole answer is predicted; ``no_interchange``: where
+      predicting no change is right;
     - ``whole_run``: share predicted at every delay, of ``whole_run_active`` pairs on
       ``whole_run_inputs`` inputs; ``followed``: at every delay up to this one;
     - ``pairs``: all pairs of a stratum, effective or not;
     - ``undisturbed``: share of loops of clean runs whose whole answer is the program's;
-      ``decided``: share of those answers that it decides;
+      ``decided``: share of answers that it decides;
     - ``duel``: where two programs predict different answers, share in which the first is right, at
       the delay (``duel_delay``) that separates them best, of ``apart`` pairs; ``alike``: whether
       their clean answers are identical;
-    - ``random_change``: share of whole runs predicted after a random perturbation of equal norm;
-      ``specific``: after the interchange, on the same pairs;
+    - ``random_change``: ``whole_run`` after a random perturbation of equal norm; ``specific``:
+      after the interchange, on the same pairs;
     - ``same_value``: share of runs that a same-value source leaves unchanged.
 
     Attributes:
@@ -67,7 +65,6 @@ class ProgramComparison(Result, kind="program-comparison"):
         alignments: The offset of each program on each model (text in older files).
         solved: Share of inputs that each model answers right.
         lengths: Lengths of the inputs; program offsets are chosen at the first.
-        threshold: Least lower end of the accuracy of an identified program.
     """
 
     VARIABLES: ClassVar = {
@@ -98,7 +95,7 @@ class ProgramComparison(Result, kind="program-comparison"):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the one model; of several, what holds of all of them."""
+        """The verdict on the model; for several models, what holds for all."""
         first, *others = each = list(self.verdicts.values())
         if not others:
             return first
@@ -143,34 +140,28 @@ def compare_programs(
 ) -> ProgramComparison:
     r"""Compare a model with candidate programs by their predictions of interchange interventions.
 
-    An interchange replaces the state of the model at one position, after some loops of a base run,
-    by that of a source run. Each program predicts the answer at every delay: its variables at that
-    position come from its own run on the source. Its accuracy (IIA) is the share of effective
-    interventions, after which the program or the model changes an answer, in which the model's
-    whole answer is the predicted one. :func:`loopinterp.comparison.rule.decide` identifies a
-    program that holds at every delay, in every stratum and in clean runs, and beats every rival.
+    An interchange replaces the model's state at one position, after some loops of a base run, by
+    that of a source run. Each program predicts the answer at every delay from the same interchange
+    of its variables. Its accuracy (IIA) is the share of effective interventions (an answer of
+    program or model changes) in which the model's whole answer is the predicted one.
+    :func:`loopinterp.comparison.rule.decide` identifies a program, if one holds throughout and
+    beats every rival.
 
-    A program may be offset from the model: a loop earlier or later, with answers a loop late, or
-    with its variables a position to the left. The offset is chosen on pairs of the first batch that
-    are not scored.
+    A program may be a loop earlier or later than the model, answer a loop late, or hold its
+    variables a position to the left. This offset is chosen on unscored pairs of the first batch.
 
-    Whole positions are interchanged, so that programs that differ only in how they store a variable
-    (negated, in two copies) are not separated.
+    Programs that differ only in how they store a variable are not separated.
 
     Args:
-        models: Any looped model, or several (seeds of one recipe): each gets its verdict.
-        programs: One program or more, all of the task whose tokens the model reads.
+        models: Any looped model, or several, with a verdict each.
+        programs: One program or more, of the task whose tokens the model reads.
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``, :data:`EXAMPLES` by default).
+            each length ``n``, 512 by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
-            first :data:`FIRST_LOOK` inputs of each batch, and where these would identify a program,
-            :data:`TO_IDENTIFY` on all inputs, which decides.
+            first 128 inputs of each batch. If these would identify a program, 6144 pairs on all
+            inputs decide.
         names: A name for each model.
         threshold: Least lower end of an identified program's interval.
-
-    Raises:
-        InputError: no model or program, programs of several tasks, inputs that are not theirs or
-            not of one length, or no interchange in which a variable differs.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A program in a model's place: its predictions of interchanges, and a looped model of it."""
+"""A program's predictions of interchanges, and a looped model that runs it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,14 @@ SILENT = -2  # in place of an answer: the program predicts nothing
 
 
 class Prediction(ShortRepr):
-    """A program's answers on pairs, with and without the interchange; -1 where it is undecided.
+    """A program's answers on pairs, with and without the interchange; -1 where undecided.
 
     Args:
         program: The program; it must read the pairs' tokens.
-        pairs: What is interchanged.
-        program_offset: Which loop and position of the program stand for the model's.
-        names: The variables that are interchanged; all by default, as for a whole state.
-        trace: The clean runs of the program (with the offset's lag) on the inputs, if they exist.
+        program_offset: Loop and position of the program that stand for the model's.
+        names: The variables that are interchanged; by default all, as for a whole state.
+        trace: The program's clean runs (with the offset's lag) on the inputs, if available.
         steps: Delays to predict; those of the pairs' longest horizon by default.
-
-    Raises:
-        InputError: every loop of the pairs falls before the program's first with that offset.
     """
 
     def __init__(
@@ -101,7 +97,7 @@ class Prediction(ShortRepr):
         return answers
 
     def claims(self, natural: Int[Tensor, "pair delay pos"]) -> Claims:
-        """Its predictions of a model with these answers in the clean run."""
+        """Its predictions for a model with these clean answers."""
         natural = natural[:, : self.steps + 1]
         # [pair, delay, pos]: an undecided answer counts as a value, so that it may change too.
         changed = self.base != self.interchanged
@@ -114,7 +110,7 @@ class Prediction(ShortRepr):
         )
 
     def after(self, rows: Any) -> Trace:
-        """The program's runs after the interchange, in some pairs: entry k is k loops later."""
+        """The program's runs after some interchanges; entry k is k loops later."""
         # A step does not know its loop, so pairs of different loops run together.
         return self.program.run(
             self.pairs.inputs[self.pairs.base[rows]],
@@ -124,7 +120,7 @@ class Prediction(ShortRepr):
         )
 
     def state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
-        """The program's variables right after the interchange, in some of the pairs."""
+        """The program's variables right after some interchanges."""
         pairs = self.pairs[rows]
         # [pair, site]: positions in the program, and the loops at which both runs are read there.
         at = (pairs.positions - self.program_offset.offset).clamp(min=0)
@@ -165,12 +161,11 @@ class Prediction(ShortRepr):
 class Claims(ShortRepr):
     """A program's predictions of a model's answers after an interchange, position by position.
 
-    Where the interchange changes or decides the program's answer, that answer; where it changes
-    nothing, the model's clean answer; where it takes an answer away, nothing.
+    If the interchange changes or decides the program's answer, that answer; if it changes nothing,
+    the model's clean answer; if it makes the answer undecided, nothing.
 
     Attributes:
-        expected: The answers; :data:`SILENT` where it predicts nothing, or no answer is scored.
-        changes: Whether it predicts that some answer changes.
+        expected: The answers; :data:`SILENT` without a prediction or a scored answer.
     """
 
     expected: Int[Tensor, "pair delay pos"]
@@ -184,14 +179,13 @@ class Claims(ShortRepr):
         return ((answers == self.expected) | (self.expected == SILENT)).all(-1)
 
     def differ(self, other: Claims) -> Bool[Tensor, "pair delay"]:
-        """Whether two programs predict different whole answers."""
         # [pair, delay, pos]: a position counts where both predict something.
         both = (self.expected != SILENT) & (other.expected != SILENT)
         return (both & (self.expected != other.expected)).any(-1)
 
 
 def separations(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair delay"]:
-    """Whether every two of several programs predict different whole answers."""
+    """Whether two programs predict different whole answers, for every two."""
     shape = (len(claims), len(claims), *claims[0].changes.shape)
     separated = claims[0].changes.new_zeros(shape)
     for (a, first), (b, second) in combinations(enumerate(claims), 2):
@@ -200,23 +194,19 @@ def separations(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair de
 
 
 class ProgramModel(ShortRepr):
-    """A looped model that runs a program: every probe, patch and verdict has a known result.
+    """A looped model that runs a program, with known results for every tool.
 
-    The state at each position holds the position's token and every variable of the program, each
-    as a one-hot block, under a random rotation. A step reads the variables back (the largest entry
-    of each block) and runs one loop of the program on the injected tokens; the readout is the
-    program's answer, and logits of 0 where it is undecided.
+    The state at each position holds its token and every variable of the program as one-hot blocks,
+    under a random rotation. A step reads the variables (the largest entry of each block) and runs
+    one loop of the program on the injected tokens; the readout is the program's answer, with logits
+    of 0 where it is undecided.
 
     Args:
         program: A program that can be compiled: its variables have few values.
         max_length: Positions of the longest input.
         seed: Seed of the rotation.
-        hold_tokens: Whether the state holds the token too; without it, only a program whose
-            answer does not read its tokens can be run.
-
-    Raises:
-        InputError: the answer reads tokens that the state does not hold, or a variable has too
-            many values.
+        hold_tokens: Whether the state holds the token; without it, the program's answer must not
+            read tokens.
 
     Example:
         >>> from loopinterp.programs import get_program
@@ -263,7 +253,7 @@ class ProgramModel(ShortRepr):
         self._rotation = torch.linalg.qr(gauss).Q
 
     def embed(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """The tokens, one-hot, in the first directions."""
+        """One-hot tokens, in the first directions."""
         return one_hot(inputs, self.d_model).float()
 
     def initial_state(
@@ -275,20 +265,20 @@ class ProgramModel(ShortRepr):
     def step(
         self, h: Float[Tensor, "batch pos d_model"], e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop of the program on the variables in the state."""
+        """One loop of the program."""
         return self._after(e, n_loops=1, variables=self._read(h)[1])
 
     def readout(
         self, h: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The program's answer; no preference where it is undecided."""
+        """The program's answer; equal logits where it is undecided."""
         tokens, variables = self._read(h)
         answer = self.program.run(tokens, n_loops=0, variables=variables).outputs[-1]
         known = answer != UNKNOWN
         return 4.0 * one_hot(answer * known, self.d_vocab_out) * known[..., None]
 
     def direction(self, variable: str, value: int) -> Float[Tensor, " d_model"]:
-        """The unit vector of one value of a variable; raises if it never takes that value."""
+        """The unit vector of one value of a variable."""
         rows, values = self.subspace(variable), self._values[variable].tolist()
         if value not in values:
             what, expected = f"value of {variable!r}", f"one of {values}"
@@ -296,7 +286,7 @@ class ProgramModel(ShortRepr):
         return rows[values.index(value)]
 
     def subspace(self, variable: str) -> Float[Tensor, "value d_model"]:
-        """The directions of all values of a variable, one a row; raises on an unknown variable."""
+        """The directions of all values of a variable, one a row."""
         check_choice(f"variable of program {self.program.name}", variable, self._values)
         block = list(self._values).index(variable) + 1
         return self._rotation.split(self._sizes)[block]

@@ -1,14 +1,12 @@
 """How few numbers per position does a looped model need to hold between its loops?
 
-A *reduced-order model* is the model with its state projected, after every loop, onto the affine
-span of ``r`` directions, those of the token at the position (and of the loop, if the step takes
-the loop's index):
+A *reduced-order model* projects the state after every loop onto the affine span of ``r``
+directions, those of the position's token (and of the loop, if the step takes its index):
 
 .. math::
     h' = m_x + B_x^T B_x (\\mathrm{step}(h) - m_x), \\qquad B_x B_x^T = 1_r
 
-It is compared with the model as a program is, by interchanges. The initial state and the injected
-input are not projected.
+Initial state and injected input are not projected.
 """
 
 from __future__ import annotations
@@ -44,16 +42,14 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 ENOUGH = 0.95
-"""Share of answers that a reduced model of sufficient rank predicts, for every kind, length and
-delay.
-"""
+"""Accuracy of a sufficient rank, at every kind, length and delay."""
 
-Kind = Literal["same loop", "any loop", "two interchanges"]
-"""The source's state is of the same loop or of any loop; or two interchanges of any loops."""
+_Kind = Literal["same loop", "any loop", "two interchanges"]
+"""The source is of the same loop, or of any loop; or two interchanges of any loops."""
 
 SAME_LOOP = "same loop"
 
-FITTED = 128  # inputs that directions are fitted on
+_FITTED = 128  # inputs that directions are fitted on
 
 _ALIKE = "different inputs with the same token at some position"
 
@@ -64,13 +60,10 @@ _BASE = 256
 class StateDirections(ShortRepr):
     """The principal directions of a model's states, for each token (a row each).
 
-    For a model whose step takes the loop's index: for each token after loop 0, then after loop 1,
-    and so on.
+    If the step takes the loop's index: for each token after loop 0, then after loop 1, and so on.
 
     Attributes:
-        tokens: The tokens, in order.
-        means: Mean state of each.
-        directions: Orthonormal rows, by falling variance around that mean.
+        directions: Orthonormal rows, by decreasing variance around that mean.
     """
 
     tokens: Int[Tensor, " token"]
@@ -88,11 +81,7 @@ class StateDirections(ShortRepr):
     ) -> StateDirections:
         """Directions of all states of some runs, clean and after interchanges.
 
-        A token that does not occur has the directions of all tokens together.
-
-        Args:
-            pairs: Interchanges among the inputs that directions are fitted on.
-            tokens: Those that may occur, in order.
+        Tokens without states get those of all tokens together.
         """
         run = InterchangeRun(model, pairs)
         inputs = run.pairs.inputs
@@ -131,10 +120,7 @@ def _principal(states: Float[Tensor, "state d_model"]) -> tuple[Tensor, Tensor]:
 class ReducedModel(ShortRepr):
     """A looped model whose state is projected onto some directions of each token.
 
-    Args:
-        model: Any looped model that reads tokens.
-        directions: Those of each token.
-        subset: Which of them: ``slice(8)`` the first eight, ``slice(8, None)`` all others.
+    ``subset`` chooses directions: ``slice(8)`` the first eight, ``slice(8, None)`` all others.
     """
 
     def __init__(
@@ -146,10 +132,9 @@ class ReducedModel(ShortRepr):
         self.local_step = declared(model, "local_step")
 
     def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
-        """The model's iteration, its state reduced after every loop.
+        """The model's iteration, with its state reduced after every loop.
 
-        The injected input holds the number of the token as two more features below 256 each, which
-        half precision holds exactly.
+        The injected input holds the token's number as two more features, exact in half precision.
         """
         run = bind(self.model, inputs)
 
@@ -168,7 +153,7 @@ class ReducedModel(ShortRepr):
         e: Float[Tensor, "batch pos d_injected"],
         **loop: int,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop, of positions that see no others."""
+        """One loop, for positions that see no others."""
         return self._reduced(self.model.step(h, e[..., :-2], **loop), e, **loop)
 
     def _reduced(self, h: Tensor, e: Tensor, loop: int = 0) -> Tensor:
@@ -183,7 +168,7 @@ class ReducedModel(ShortRepr):
 
 
 class Weakest(NamedTuple):
-    """Where a reduced model is right least often: kind of interchange, length, and delays."""
+    """Where a reduced model is right least often."""
 
     kind: str
     n: int
@@ -192,21 +177,19 @@ class Weakest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Reduction(Result, kind="reduction"):
-    """What :func:`reduction_study` returns, on other inputs than directions were fitted on.
+    """The result of :func:`reduction_study`, on other inputs than directions were fitted on.
 
-    Arrays of ``data``; a pair counts where the interchange changes an answer of the model or of the
-    reduced one:
+    Arrays of ``data``, over pairs in which an answer of the model or of the reduced one changes:
 
-    - ``accuracy``: share of the reduced model's whole answers that are the model's, at each delay
-      after an interchange (``active`` pairs, of ``inputs`` different inputs);
+    - ``accuracy``: share of equal whole answers at each delay (``active`` pairs, of ``inputs``
+      different inputs);
     - ``whole_run``: at all delays;
-    - ``others``: the same of the model that keeps all directions *but* these;
-    - ``undisturbed``: of clean runs, at all loops, or at the end alone.
+    - ``others``: the same for the model that keeps all directions *but* these;
+    - ``undisturbed``: in clean runs, at all loops, or only at the end.
 
     Attributes:
-        width: Numbers in a state, d_model.
-        fitted_at: Problem length that directions were fitted at.
-        at_end: Whether answers at the end of a run alone are compared.
+        fitted_at: Problem length at which directions were fitted.
+        at_end: Whether only answers at the end of a run are compared.
     """
 
     VARIABLES: ClassVar = {
@@ -225,11 +208,8 @@ class Reduction(Result, kind="reduction"):
     def weakest(self, rank: int, **where: Any) -> Weakest:
         """Where a rank is right least often (:func:`~loopinterp.comparison.rule.delay_shares`).
 
-        Args:
-            where: Values of the axes ``kind`` and ``n`` to include; all by default.
-
-        Returns:
-            The share is NaN where no interchange of some kind and length changes an answer.
+        ``where`` restricts the axes ``kind`` and ``n``. The share is NaN if no interchange of some
+        kind and length changes an answer.
         """
         shares = self._shares(rank, **where)
         return min(shares, key=lambda x: np.nan_to_num(x.share.value, nan=-1.0))
@@ -250,7 +230,7 @@ class Reduction(Result, kind="reduction"):
 
     @property
     def enough(self) -> int:
-        """The smallest rank with an accuracy of :data:`ENOUGH` at every kind, length and delay.
+        """The smallest rank with an accuracy of 0.95 at every kind, length and delay.
 
         0 if none has, or if some kind or length has too few effective inputs.
         """
@@ -267,7 +247,7 @@ def reduction_study(
     data: Batch | Sequence[Batch] | Task,
     *,
     ranks: Sequence[PositiveInt] = (1, 2, 4, 8, 12, 16),
-    kinds: Sequence[Kind] = get_args(Kind),
+    kinds: Sequence[_Kind] = get_args(_Kind),
     at_end: bool = False,
     pairs: Annotated[int, Field(ge=8)] = 512,
     n: int | Sequence[int] | None = None,
@@ -276,27 +256,22 @@ def reduction_study(
 ) -> Reduction:
     """Reduce a model's state to a few directions per token, and compare both by interchanges.
 
-    Directions are the principal ones of the states of each token, in runs of the first inputs,
-    clean and after interchanges. All other inputs, and those of other batches, are scored.
+    Directions are the principal ones of each token's states, clean and after interchanges, on the
+    first inputs. The other inputs are scored.
 
     Args:
         model: Any looped model that reads tokens.
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``). Directions are fitted on the first :data:`FITTED` different inputs
-            of the first batch, at most half of them.
+            each length ``n``). Directions are fitted on the first 128 different inputs of the first
+            batch, at most half of them.
         ranks: Numbers of directions; those of d_model or more are ignored.
-        kinds: Kinds of interchange. For untied layers, which are a loop each, states of other
-            loops are those of other layers; ``("same loop",)`` leaves them out.
-        at_end: Compare answers at the end of a run alone; the delay is then the number of loops
+        kinds: Kinds of interchange; ``("same loop",)`` for untied layers, one per loop.
+        at_end: Compare only answers at the end of a run; the delay is then the number of loops
             after the interchange.
         pairs: Interchanges of each kind and length.
 
-    Raises:
-        InputError: inputs that are no tokens or too few, or ranks that the state does not have.
-
-    Source: projection onto principal directions of a system's own runs (proper orthogonal
-        decomposition; Sirovich, Quarterly of Applied Mathematics 45, 1987); approximate causal
-        abstraction, Geiger et al., arXiv 2106.02997.
+    Source: proper orthogonal decomposition (Sirovich, Quarterly of Applied Mathematics 45, 1987);
+    approximate causal abstraction, Geiger et al., arXiv 2106.02997.
     """
     batches = check_batches(model, data, [], n=n, batch_size=batch_size, seed=seed)
     lengths = [int(batch.n[0]) for batch in batches]
@@ -306,7 +281,7 @@ def reduction_study(
     for batch in batches:  # directions are those of a token
         check_tokens(batch.inputs, 2**31, "data")
     width = state_width(model, batches[0].inputs)
-    chosen = tuple(kind for kind in get_args(Kind) if kind in kinds)
+    chosen = tuple(kind for kind in get_args(_Kind) if kind in kinds)
     kept_ranks = sorted({rank for rank in ranks if rank < width})
     if not kept_ranks or not chosen:
         expected = f"some kinds, and some ranks below d_model = {width}"
@@ -371,11 +346,11 @@ def _agreement(
     *,
     at_end: bool,
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """How often a reduced model answers as the model does, after the interchanges of a run.
+    """How often a reduced model answers like the model after a run's interchanges.
 
     Returns:
-        Counts by delay [count, kind, delay]: right pairs, pairs that count, and their inputs; the
-        share of pairs of each kind right at every delay; the share of clean answers.
+        [count, kind, delay]: right pairs, pairs that count, and their inputs; the share of pairs of
+        each kind right at every delay; the share of clean answers.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
     after, is_scored = reduced.interchange(), pairs.scored[:, None]
@@ -402,7 +377,7 @@ def _agreement(
 
 
 def _of_each_kind(
-    batch: Batch, kinds: Sequence[Kind], number: int, generator: torch.Generator
+    batch: Batch, kinds: Sequence[_Kind], number: int, generator: torch.Generator
 ) -> InterchangePairs:
     drawn, parts = (batch, int(batch.n_loops.max()), number, generator), []
     for kind in kinds:
@@ -417,9 +392,9 @@ def _of_each_kind(
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:
-    """The inputs that directions are fitted on, and of each batch those that are none of them."""
+    """The inputs to fit on, and the other inputs by batch."""
     distinct = list(dict.fromkeys(tuple(row) for row in batches[0].inputs.tolist()))
-    fitted = {*distinct[: min(FITTED, len(distinct) // 2)]}
+    fitted = {*distinct[: min(_FITTED, len(distinct) // 2)]}
     # Whether directions are fitted on each row of each batch.
     chosen = [torch.tensor([tuple(x) in fitted for x in b.inputs.tolist()]) for b in batches]
     least = min(len(fitted), *(int((~rows).sum()) for rows in chosen))

@@ -1,7 +1,8 @@
-"""The rule of a comparison: which program is identified, and every reason why none is."""
+"""The rule of a comparison: the identified program, or all reasons against one."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 THRESHOLD = 0.9  # least lower end of an identified program's accuracy, wherever it is tested
 
 LEAST_INPUTS = 36
-"""Least inputs of a test: 36 of 36 have a lower end of .90. Strata with fewer are not tested;
-delays with fewer are pooled with the next ones.
+"""Least inputs of a test: 36 of 36 have a lower end of .90.
+
+Strata with fewer are not tested; delays with fewer are pooled with the next ones.
 """
 
 ReasonCode = Literal[
@@ -44,12 +46,12 @@ ReasonCode = Literal[
     "models_differ",  # of several models: not all run one program
     "no_model_identified",  # of several models: none has an identified program
 ]
-"""Why no program is identified, with the names of the numbers that each reason rests on."""
+"""Codes of reasons, with the names of their numbers."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why no program is identified: a code, and by name the numbers that it rests on.
+    """Why no program is identified: a code, and by name the numbers behind it.
 
     :func:`~loopinterp.comparison.reason_in_words` renders it.
     """
@@ -59,7 +61,7 @@ class Reason:
 
 
 def _renamed(old: str, new: str) -> dict[str, AliasChoices]:
-    """Metadata of a field that older files have under another name."""
+    """Metadata of a field with another name in older files."""
     return {"validation_alias": AliasChoices(new, old)}
 
 
@@ -68,23 +70,20 @@ class Verdict(ShortRepr):
     """Which program a model runs, as far as the evidence goes.
 
     Attributes:
-        identified: The identified program; None if none is.
         closest: The program with the highest whole-run accuracy.
         clean_fits: The programs that predict clean runs.
-        followed_for: The closest program predicts every delay from 0 to so many loops; -1 if none.
-        longest_delay: The longest delay that was tested.
-        indistinguishable: Where none is identified, other programs whose whole-run intervals
-            overlap with the closest's, or that no pair separates from it.
+        followed_for: The closest program predicts every delay from 0 to this one; -1 if none.
+        indistinguishable: If none is identified, programs whose whole-run intervals overlap the
+            closest's, or that no pair separates from it.
         unseparated: Those of them that no pair separates.
-        equivalent: Those of these that no interchange separates
+        equivalent: Those of these that no interchange can separate
             (:func:`loopinterp.programs.equivalence`).
-        refuted: No program is identified: the closest one's interval ends below the threshold, and
-            some pair separates it from every rival.
-        reasons: Why none is identified.
+        refuted: The closest program's interval ends below the threshold, and some pair separates it
+            from every rival.
         untested: Strata with too few inputs for a test.
-        untried: The kinds of interchange that were not tried.
-        off_distribution: Share of the effective interventions that lead to off-distribution states
-            of the closest program; NaN if there are none.
+        untried: Kinds of interchange that were not tried.
+        off_distribution: Share of effective interventions that lead to off-distribution states of
+            the closest program; NaN without any.
     """
 
     identified: str | None = field(metadata=_renamed("winner", "identified"))
@@ -103,6 +102,11 @@ class Verdict(ShortRepr):
     untried: list[Untried] = field(default_factory=list)
     off_distribution: float = math.nan
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the programs by what they fit, and the reasons in words."""
+        # By name, as the words import this module.
+        return importlib.import_module("loopinterp.comparison.words").verdict_table(self)
+
 
 def decide(
     counts: xr.Dataset,
@@ -114,8 +118,8 @@ def decide(
     """Identify the program that holds wherever it was tested, or give every reason why none is.
 
     The closest program is identified if the lower end of the 95% interval of its accuracy reaches
-    ``threshold`` at every delay (those with few inputs are pooled), over whole runs in every
-    stratum with enough inputs, and over clean runs. Further,
+    ``threshold`` at every delay (pooled if inputs are few), over whole runs in every stratum with
+    enough inputs, and over clean runs. Further,
 
     - clean runs reach it at every loop and length;
     - exceptions after interchanges are no more frequent than in clean runs;
@@ -125,9 +129,8 @@ def decide(
     - the model answers right, at every length.
 
     Args:
-        counts: Those of one model, of :func:`~loopinterp.comparison.counts.count_evidence`; of a
-            shorter list of programs, ``counts.sel(program=names, rival=names)``.
-        untried: The kinds of interchange that were not tried.
+        counts: Those of one model, by :func:`~loopinterp.comparison.counts.count_evidence`; for
+            fewer programs, ``counts.sel(program=names, rival=names)``.
         equivalent: Whether no interchange separates two programs that no pair separates.
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
@@ -212,7 +215,7 @@ def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reas
 
 
 def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
-    """In clean runs, and after interchanges more often than clean runs explain."""
+    """Clean runs fail, or interchanges fail more often than they do."""
     value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
     if not (low >= threshold and its.worst_loop >= threshold):
         worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
@@ -264,7 +267,7 @@ def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
 
 
 class DelayShare(NamedTuple):
-    """A share over the delays from first to last, with its 95% interval, and its inputs."""
+    """A share over some delays, with its 95% interval and inputs."""
 
     first: int
     last: int
@@ -275,9 +278,9 @@ class DelayShare(NamedTuple):
 
 
 def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[int, int]]:
-    """Delays pooled as (first, last), so that each group has enough inputs if any delay has.
+    """Delays pooled as (first, last), each with enough inputs if any delay has.
 
-    A group has as many inputs as its best delay, as those of several may be the same.
+    A group counts the inputs of its best delay.
 
     Example:
         >>> delay_groups(np.array([80, 70, 30, 40, 0, 5]))
@@ -306,9 +309,8 @@ def delay_shares(
     """Shares at pooled delays (:func:`delay_groups`), and at single ones that clearly fail.
 
     Args:
-        right: Pairs that are right at each delay, of ``active`` ones that count.
-        inputs: The number of inputs of these.
-        least_alone: Least inputs of a delay that is listed by itself.
+        right: Right pairs at each delay, of ``active`` ones.
+        least_alone: Least inputs of a delay listed by itself.
     """
     shares = []
     for first, last in delay_groups(inputs):

@@ -1,4 +1,4 @@
-"""In how few directions of the state does a looped model hold what an interchange moves?"""
+"""In how few directions does a state hold what an interchange moves?"""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 
-Method = Literal[
+_Method = Literal[
     "learned",
     "principal directions",
     "difference of means",
@@ -54,7 +54,7 @@ Method = Literal[
     "difference of means, per token",
     "probe, per token",
 ]
-"""A way to find subspaces; those per token have directions for each token at the position."""
+"""A way to find subspaces, for all tokens or per token at the position."""
 
 PER_TOKEN = ", per token"
 WHOLE_STATE = "whole state"
@@ -62,10 +62,10 @@ WHOLE_STATE = "whole state"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SubspaceSearch(Result, kind="subspace-search"):
-    """What :func:`search_subspaces` returns; scored on other inputs than it was fitted on.
+    """The result of :func:`search_subspaces`, scored on other inputs than it was fitted on.
 
-    Arrays of ``data``, over pairs in which the interchange of the whole state changes an answer at
-    that delay (``active`` pairs):
+    Arrays of ``data``, over the ``active`` pairs (interchanging the whole state changes an answer
+    at that delay):
 
     - ``carried``: share in which an interchange of the subspace gives the same whole answer;
     - ``complement``: share in which one of everything but the subspace does;
@@ -76,10 +76,9 @@ class SubspaceSearch(Result, kind="subspace-search"):
     Attributes:
         ranks: Dimensions of each subspace.
         methods: Method that found each.
-        variables: The variables of the ``program`` that were looked for.
-        fitted_on: Number of pairs that subspaces were fitted on.
-        scored_on: Number of pairs that they were scored on.
-        scored_inputs: Number of inputs of these; intervals count no more than these.
+        variables: The sought variables of the ``program``.
+        fitted_on, scored_on: Numbers of pairs.
+        scored_inputs: Number of scored inputs, which intervals count.
     """
 
     VARIABLES: ClassVar = {
@@ -100,7 +99,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     @property
     def smallest(self) -> dict[str, int]:
-        """By method, the smallest rank that carries 0.9 or more at every delay; 0 if none does."""
+        """By method, the smallest rank that carries 0.9 at every delay; 0 if none does."""
         ranks = dict.fromkeys(self.methods[:-1], 0)
         for name, method, rank in zip(self.data.subspace.values, self.methods[:-1], self.ranks):
             if self.worst(name)[1] >= THRESHOLD:
@@ -110,8 +109,8 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        The worst is that whose interval begins lowest; delays with fewer than 60 effective pairs
-        are pooled with their neighbours.
+        The worst has the lowest lower end; delays with fewer than 60 effective pairs are pooled
+        with their neighbours.
         """
         active = self.data["active"].values
         # Share of effective pairs at each delay, [delay]; 0 where there are none.
@@ -132,7 +131,7 @@ def search_subspaces(
     program: str | LoopProgram,
     *,
     variables: Sequence[str] | None = None,
-    methods: Sequence[Method] = get_args(Method),
+    methods: Sequence[_Method] = get_args(_Method),
     ranks: Sequence[PositiveInt] = (1, 2, 3, 4),
     given: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
     pairs: PairStrategy | None = None,
@@ -143,32 +142,27 @@ def search_subspaces(
 ) -> SubspaceSearch:
     """Search for the subspace of the state that holds what an interchange of the state moves.
 
-    Subspaces are fitted on half of the inputs and scored on the other half, at every delay, each
-    with its complement. They are
+    Subspaces are fitted on half of the different inputs and scored on the rest, at every delay,
+    with their complements. They are
 
-    - ``learned``: distributed alignment search: a rotation found by gradient so that an interchange
-      of its first directions gives the answers of one of the whole state, and one of the rest
-      changes nothing;
+    - ``learned``: distributed alignment search: a rotation, by gradient, so that interchanging its
+      first directions gives the same answers as the whole state, and interchanging the rest changes
+      nothing;
     - ``principal directions`` of what interchanges of the whole state change;
     - ``difference of means`` between the states of the values of the program's variables;
     - ``probe``: what linear probes of these variables read;
     - the last two ``per token``: directions for each token at the position;
-    - any that are ``given``, a compiled model's circuit for instance.
+    - any that are ``given``, such as a compiled model's circuit.
 
     Args:
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``). Every other input is fitted on, and the others are scored; equal
-            inputs stay together.
+            each length ``n``).
         program: Its variables choose the pairs and label the states for probes.
-        variables: Variables to look for; all by default. For some of them, learning follows the
-            program's counterfactual instead of the interchange of the whole state.
+        variables: Variables to look for; all by default. With fewer, learning follows the program's
+            counterfactual.
         ranks: Dimensions of learned and principal subspaces.
         given: Subspaces to score too: orthonormal rows, by name.
         steps: Gradient steps of each learned subspace.
-
-    Raises:
-        InputError: nothing to search for, rows that are not orthonormal, no input to score besides
-            those fitted on, or no pair in which an interchange changes an answer.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
     """
@@ -185,7 +179,7 @@ def search_subspaces(
         check_choice(f"variable of program {chosen.name}", name, chosen.variables)
     for name, rows in bases.items():
         check_subspace(rows, width, f"given subspace {name!r}")
-    reserved = {*get_args(Method), WHOLE_STATE}
+    reserved = {*get_args(_Method), WHOLE_STATE}
     for what, fits, expected, value in (
         ("variables", names, "some variables", names),
         ("methods", methods or bases, "some methods, or given subspaces", methods),
@@ -245,7 +239,7 @@ def runs_to_fit_and_score(
     strategy: PairStrategy,
     seed: int,
 ) -> list[InterchangeRun]:
-    """Single interchanges: first those that subspaces are fitted on, then those of each batch."""
+    """Single interchanges: those to fit on, then those of each batch."""
     generator = torch.Generator().manual_seed(seed)
     half, _ = _halves(batches[0])
     fitted_on = set(map(tuple, half.inputs.tolist()))
@@ -265,7 +259,7 @@ def answers_moved(run: InterchangeRun) -> Bool[Tensor, "pair delay"]:
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Every other one of the different inputs, in their order, and the others; all rows of each."""
+    """Every other different input, and the rest; all rows of each."""
     # Number of each row's input, in the order of their first rows.
     _, which = batch.inputs.unique(dim=0, return_inverse=True)
     order = {k: number for number, k in enumerate(dict.fromkeys(which.tolist()))}
@@ -366,12 +360,11 @@ def _counts(
 def probe_directions(
     states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"], penalty: float = 30.0
 ) -> Float[Tensor, "row d_model"]:
-    """The coefficients of a ridge probe, which separate the values best.
+    """The coefficients of a ridge probe.
 
-    A weak penalty reads along directions in which the state hardly varies, so that interchanges
-    along them change little: the IIA is 0.53 with a penalty of 0.001 on the ripple (6 bits, noise
-    of 1% on the weights), 1.00 with 1 to 1,000. A strong one loses rare values: 0.89 with 100 on
-    lookahead (12 bits).
+    A weak penalty reads along directions in which the state hardly varies: on the ripple (6 bits,
+    noise of 1% on the weights) the IIA is 0.53 with 0.001, 1.00 with 1 to 1,000. A strong one loses
+    rare values (lookahead, 12 bits: 0.89 with 100).
     """
     coef = RidgeProbe(alpha=penalty).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
@@ -380,7 +373,7 @@ def probe_directions(
 def mean_directions(
     states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"]
 ) -> Float[Tensor, "class d_model"]:
-    """Mean state of each value, less the mean of these means.
+    """Mean state of each value, minus the mean of these means.
 
     Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824.
     """
@@ -388,14 +381,14 @@ def mean_directions(
     return means - means.mean(0)
 
 
-Directions = Callable[["Tensor", "Tensor"], "Tensor"]
-"""Rows along which the values of a variable differ, from states and values."""
+_Directions = Callable[["Tensor", "Tensor"], "Tensor"]
+"""From states and values to rows along which the values differ."""
 
 
 READ = {"difference of means": mean_directions, "probe": probe_directions}
 
 
-class LabelledStates(NamedTuple):
+class _LabelledStates(NamedTuple):
     """States of a model in random order, with the values of a program's variables.
 
     Attributes:
@@ -411,20 +404,17 @@ class LabelledStates(NamedTuple):
     n_tokens: int
 
     def subspace(
-        self, directions: Directions = probe_directions, rows: Any = slice(None)
+        self, directions: _Directions = probe_directions, rows: Any = slice(None)
     ) -> Float[Tensor, "rank d_model"]:
-        """Orthonormal rows that span the directions of the variables, each fitted by itself.
-
-        They are fitted on the first 8192 of the states ``rows``.
-        """
+        """Orthonormal rows that span the variables' directions, from 8192 states."""
         states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
         bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
         return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
 
     def subspace_by_token(
-        self, directions: Directions = probe_directions
+        self, directions: _Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
-        """:meth:`subspace` for each token at the position; rows of 0 where there are fewer."""
+        """:meth:`subspace` for each token, padded with rows of 0."""
         # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
@@ -438,8 +428,8 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 @torch.no_grad()
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
-) -> LabelledStates:
-    """Run a model and a program, whose variables label the states, on inputs of one length."""
+) -> _LabelledStates:
+    """States of a model, labelled by a program's variables."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)
@@ -452,16 +442,11 @@ def labelled_states(
     tokens = inputs[is_asked].repeat(len(loops))
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
     order = order.to(states.device)
-    return LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
+    return _LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
 
 
 def spread_loops(n_loops: int, most: int) -> list[int]:
-    """Numbers of loops from 1 to T - 1 (to 1 if T is 1), evenly.
-
-    Example:
-        >>> spread_loops(25, 5)
-        [1, 7, 12, 18, 24]
-    """
+    """Evenly spaced numbers of loops from 1 to T - 1 (to 1 if T is 1)."""
     last = max(n_loops - 1, 1)
     count = min(most, last)
     return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})

@@ -1,4 +1,4 @@
-"""Findings and figures of studies of variables: interchanges, injected carries, subspaces."""
+"""Findings and figures of variable interchanges, injected carries and subspaces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIVES = dict(zip(KINDS, ("injected", "erased")))  # files have older names
 
 @findings_of.register
 def _(result: VariableInterchange) -> list[Finding]:
-    """Accuracy of the subspaces of variables beside the controls, and where it is lowest."""
+    """Accuracy of variables' subspaces and controls, and where it is lowest."""
     share, low, high, n = result.pooled()
     name = plain(result.program)
     if not n:
@@ -137,7 +137,7 @@ def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
 
 
 def _recovery(lives: np.ndarray) -> str:
-    """How many carries ended; those of :data:`MOST` loops were not seen to end."""
+    """How many carries ended."""
     ended, n = int(lives[:MOST].sum()), int(lives.sum())
     if n and lives[0] == n:
         return ": the answer never changes"

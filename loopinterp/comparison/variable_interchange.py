@@ -1,4 +1,4 @@
-"""Interchange interventions on single variables of any loop program, in any looped model."""
+"""Interchange interventions on single variables of a program."""
 
 from __future__ import annotations
 
@@ -51,31 +51,30 @@ NOTHING = "nothing"
 SAME_VALUE = "the same value"
 
 INTERVENTIONS = (VARIABLE, RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING, SAME_VALUE)
-"""What is put into the base's state: the first is the intervention, the others its controls."""
+"""What replaces the base's state: the intervention, then its controls."""
 
 _CLEAN = "clean"  # counted beside: clean answers of program and model against each other
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class VariableInterchange(Result, kind="variable-interchange"):
-    """What :func:`interchange_study` returns.
+    """The result of :func:`interchange_study`.
 
-    Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop;
-    cells without pairs are NaN:
+    Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop; NaN
+    without pairs:
 
-    - ``agreement``: share of pairs on which the model's whole answer is that of the program after
-      an interchange of the variable, by what was put in (:data:`INTERVENTIONS`); of the same-value
-      control, the share of answers that do not change, wherever the program has one;
-    - ``pairs``: number of pairs: those on which the program's answer changes at that delay, and
-      differs between control and intervention;
+    - ``agreement``: share of pairs on which the model's whole answer is the program's after an
+      interchange of the variable, by what was put in (:data:`INTERVENTIONS`); for the same-value
+      control, the share of unchanged answers;
+    - ``pairs``: number of pairs on which the program's answer changes at that delay, and differs
+      between control and intervention;
     - ``whole_run``, ``whole_run_pairs``: the same at every delay at once;
-    - ``undisturbed``: share of the intervention's pairs on which the clean answers of model and
-      program agree.
+    - ``undisturbed``: share of the pairs on which the clean answers of model and program agree.
 
     Attributes:
-        ranks: Dimensions of each variable's subspace. For the other variables the whole state is
-            put in, and in the program all of its variables.
-        inputs: Number of inputs of the pairs; intervals count no more than these.
+        ranks: Dimensions of each variable's subspace. For other variables the whole state is put
+            in, and in the program all variables.
+        inputs: Number of the pairs' inputs, which intervals count.
     """
 
     VARIABLES: ClassVar[dict[str, str]] = {
@@ -92,11 +91,11 @@ class VariableInterchange(Result, kind="variable-interchange"):
 
     @property
     def iia(self) -> Any:
-        """Interchange intervention accuracy, a data array [variable, loop, delay]."""
+        """Interchange intervention accuracy, [variable, loop, delay]."""
         return self.data["agreement"].sel(intervention=VARIABLE, estimate="value")
 
     def pooled(self, intervention: str = VARIABLE) -> tuple[float, float, float, int]:
-        """Whole-run accuracy after an intervention over all variables and loops.
+        """Whole-run accuracy of an intervention over all variables and loops.
 
         Returns:
             The share, the ends of its 95% interval, and the number of pairs.
@@ -125,44 +124,40 @@ def interchange_study(
 ) -> VariableInterchange:
     """Interchange every variable of a program after every loop; compare model and program.
 
-    For each variable v and number of loops t, pairs of inputs (base, source) and a position p are
-    drawn on which v has two values and taking v from the source changes the program's answer. In
-    the model's run of the base, the part of the state at p in v's subspace is replaced by that of
-    the source. At every delay and asked position the model should then answer as the program does,
-    or, where the program's answer does not change, as in its clean run.
+    For each variable v and number of loops t, inputs (base, source) and a position p are drawn on
+    which v differs and taking v from the source changes the program's answer. In the model's base
+    run, the part of the state at p in v's subspace is replaced by the source's. At every delay and
+    asked position the model should then answer like the program or, where the program's answer does
+    not change, as in its clean run.
 
     Controls, in the same bases and against the same counterfactual: a random change of equal norm;
-    the source's state after another loop, at which v has another value; another variable's
-    subspace; and nothing. A control counts only where the program's answers differ between it and
-    the intervention. The same-value control takes a source with the same value of v in another
-    context: it must change nothing.
+    the source after another loop, at which v has another value; another variable's subspace;
+    nothing. A control counts only where the program's answers differ between it and the
+    intervention. The same-value control takes a source with the same v in another context, which
+    must change nothing.
 
     Args:
         data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
         program: Any loop program, or its name; it must read the model's tokens.
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
-            whole state is put in, and in the program all of its variables, on pairs with the same
-            token at the position.
+            whole state and all of the program's variables are put in, on pairs with the same token
+            at the position.
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
 
-    Raises:
-        InputError: inputs that are not tokens of the program, an unknown variable, a subspace of
-            another shape, or loops out of range.
-
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
 
     Example:
-        >>> from loopinterp.comparison.program_runs import ProgramModel
+        >>> from loopinterp.comparison import ProgramModel
         >>> from loopinterp.programs import get_program
         >>> from loopinterp.tasks import get_task
-        >>> xor = get_program("prefix_xor")
-        >>> task = get_task("prefix_sum")
-        >>> batch = task.sample(4, batch_size=32, generator=torch.Generator().manual_seed(0))
-        >>> model = ProgramModel(xor, max_length=5)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> batch = get_task("prefix_sum").sample(4, batch_size=32, generator=generator)
+        >>> model = ProgramModel(get_program("prefix_xor"), max_length=5)
         >>> subspaces = {"prefix": model.subspace("prefix")}
-        >>> float(interchange_study(model, batch, xor, subspaces=subspaces).iia.min())
+        >>> result = interchange_study(model, batch, "prefix_xor", subspaces=subspaces)
+        >>> float(result.iia.min())
         1.0
     """
     chosen = get_program(program)
@@ -262,14 +257,13 @@ def _outcomes(
     """Make all interventions on the pairs of one variable.
 
     Yields:
-        The name of each, its pairs, on which the model's answer is right, and which count
-        [pair, delay].
+        Its name, its pairs, on which the model's answer is right, and which count [pair, delay].
     """
     prediction = finder.predict(variable, pairs)
     effective = _effective(prediction)
     controls = {
-        VARIABLE: Control(pairs, effective),
-        RANDOM: Control(pairs, effective),
+        VARIABLE: _Control(pairs, effective),
+        RANDOM: _Control(pairs, effective),
         ANOTHER_LOOP: finder.another_loop(variable, prediction),
         SAME_VALUE: finder.same_value(variable, pairs),
     }
@@ -302,7 +296,7 @@ def _outcomes(
         yield name, pairs[row], expected[row].agree(read), controls[name].counts[row]
 
 
-class Control(NamedTuple):
+class _Control(NamedTuple):
     pairs: InterchangePairs  # the same bases and positions, perhaps with other sources
     counts: Bool[Tensor, "pair delay"]  # where the program's answer differs from the intervention's
 
@@ -311,9 +305,9 @@ class Control(NamedTuple):
 class VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
-    The source's value changes the program's answer at some delay, so that a model whose answers do
-    not change is never right. Without a subspace the whole state is put in, and so all variables,
-    at positions with the same token.
+    The source's value changes the program's answer at some delay, so that a model whose answers
+    never change is never right. Variables without a subspace are put in with the whole state, at
+    positions with the same token.
     """
 
     program: LoopProgram
@@ -325,7 +319,7 @@ class VariablePairs(ShortRepr):
     generator: torch.Generator
 
     def draw(self, variable: str, loops: Collection[int]) -> InterchangePairs:
-        """Pairs on which the variable is effective, spread evenly over the last effective delay."""
+        """Pairs on which the variable is effective, even over the last effective delay."""
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
     def _after(self, variable: str, loop: int) -> InterchangePairs:
@@ -354,12 +348,12 @@ class VariablePairs(ShortRepr):
         return candidates[rows[evenly_by_class(last[rows], self.per_loop, self.generator)]]
 
     def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
-        """The program after an interchange of a variable (or with the whole state, of all)."""
+        """The program after an interchange of a variable (of all, with the whole state)."""
         names = (variable,) if variable in self.subspaces else None
         return Prediction(self.program, pairs, names=names, trace=self.trace)
 
-    def another_loop(self, variable: str, right: Prediction) -> Control:
-        """The source after the nearest loop at which the variable has another value there."""
+    def another_loop(self, variable: str, right: Prediction) -> _Control:
+        """The source after the closest loop with another value there."""
         pairs = right.pairs
         # Values of the source at its position after each loop, [loop, pair].
         values = self.trace.variables[variable][:, pairs.source, pairs.positions[:, 0]]
@@ -370,9 +364,9 @@ class VariablePairs(ShortRepr):
         distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
         distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
         moved = replace(pairs, source_loop=distance.argmin(0))
-        return Control(moved, _otherwise(right, self.predict(variable, moved)))
+        return _Control(moved, _otherwise(right, self.predict(variable, moved)))
 
-    def another_variable(self, variable: str, right: Prediction) -> tuple[str, Control] | None:
+    def another_variable(self, variable: str, right: Prediction) -> tuple[str, _Control] | None:
         """The variable with a subspace that differs in most of the pairs."""
         others = [n for n in self.program.variables if n in self.subspaces and n != variable]
         if variable not in self.subspaces or not others:
@@ -385,12 +379,12 @@ class VariablePairs(ShortRepr):
             return int((base != source).sum())
 
         other = max(others, key=differing)
-        return other, Control(pairs, _otherwise(right, self.predict(other, pairs)))
+        return other, _Control(pairs, _otherwise(right, self.predict(other, pairs)))
 
-    def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
+    def same_value(self, variable: str, pairs: InterchangePairs) -> _Control:
         """Sources with the base's value, in another context.
 
-        Another token at the position is preferred, unless the whole state is put in.
+        Unless the whole state is put in, another token at the position is preferred.
         """
         all_variables, position = variable not in self.subspaces, pairs.positions[:, 0]
         token = pairs.inputs[:, position].T
@@ -406,7 +400,7 @@ class VariablePairs(ShortRepr):
         source = torch.where(best.values < 0, pairs.base, best.indices)
         delays = torch.arange(pairs.longest + 1)
         counts = (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None])
-        return Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
+        return _Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
 
 
 def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
@@ -415,7 +409,7 @@ def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
 
 
 def _otherwise(right: Prediction, control: Prediction) -> Bool[Tensor, "pair delay"]:
-    """Where the program's answer differs between a control and the intervention."""
+    """Where the program's answer differs between control and intervention."""
     return _effective(right) & _differ(right.interchanged, control.interchanged, right.pairs)
 
 
@@ -424,7 +418,7 @@ def _differ(
     second: Int[Tensor, "pair delay pos"],
     pairs: InterchangePairs,
 ) -> Bool[Tensor, "pair delay"]:
-    """Whether two answers differ at an asked position where both are decided, before the end."""
+    """Whether two decided answers differ at an asked position before the end."""
     # Both decided, at scored positions, [pair, delay, pos].
     decided = (first != UNKNOWN) & (second != UNKNOWN) & pairs.scored[:, None]
     within = torch.arange(first.shape[1]) <= pairs.horizon[:, None]

@@ -1,4 +1,4 @@
-"""Decodability: which variables of a program a linear probe reads from the model, loop by loop."""
+"""Decodability: the program variables that a linear probe reads from a model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Decodability(Result, kind="decodability"):
     """The result of :func:`decodability`.
 
-    Balanced accuracy is the mean recall over classes; NaN where a variable has one value only.
-    Loop 0 is the initial state of the model, and the program after ``prepare``.
+    Balanced accuracy is the mean recall over classes; NaN for a variable with one value. Loop 0 is
+    the initial state of the model, and the program after ``prepare``.
 
     Arrays:
         accuracy: Balanced accuracy of a linear probe of ``program.variable`` on the model's state.
@@ -78,21 +78,16 @@ def decodability(
 ) -> Decodability:
     """Probe every loop of the model for every variable of every program, at each of its loops.
 
-    A model that runs the program loop for loop shows it on the diagonal; a faster, slower or
-    delayed one, beside it. A variable that is not kept fades above the diagonal. Probes are fitted
-    on every other example and scored on the rest, at all positions with an answer.
+    A model that runs the program loop for loop shows it on the diagonal. Probes are fitted on every
+    other example and scored on the rest, at all positions with an answer.
 
     Args:
-        data: Examples in the programs' token format, on the model's device, or the task to draw
-            them from (``batch_size`` of length ``n``).
+        data: Examples in the programs' tokens, on the model's device, or the task to draw them from
+            (``batch_size`` of length ``n``).
         programs: Such as ``list_programs(task.name)``.
-        n_loops: Loops of model and programs; by default the largest T(n) of the batch.
-        random_model: The random-weights control; by default the model with shuffled weights, and
-            none for a model that has no weights to shuffle.
-
-    Raises:
-        InputError: fewer than four examples, no variable that depends on the input, or tokens that
-            a program does not know.
+        n_loops: Loops of model and programs; by default the largest T(n).
+        random_model: The random-weights control; by default the model with shuffled weights, if
+            any.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
@@ -163,7 +158,7 @@ def _labels(
 def _cells_of_other_examples(
     row: Tensor, pos: Tensor, n_examples: int, generator: torch.Generator
 ) -> Int[Tensor, " cell"]:
-    """For each cell, that at the same position of another example of the same half."""
+    """A cell at the same position of another example in the same half."""
     cells = torch.arange(len(row), device=row.device)
     # [example, position] -> cell, -1 where there is no answer.
     lookup = torch.full((n_examples, int(pos.max()) + 1), -1, device=row.device)
@@ -191,7 +186,7 @@ def _accuracy(
 
 
 def _balanced(predicted: Tensor, labels: Int[Tensor, "program_loop cell"]) -> Tensor:
-    """Mean recall over classes [loop, program_loop]; NaN where there is only one class."""
+    """Mean recall over classes [loop, program_loop]; NaN with one class."""
     recalls = []
     for value in labels.unique():
         here = labels == value  # [program_loop, cell]

@@ -1,9 +1,10 @@
-"""Verdicts in words: the statement, and each code of a reason or of an untried interchange."""
+"""Verdicts in words: the statement, reasons, untried interchanges."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING
 
 from loopinterp.comparison.counts import ALL
@@ -23,15 +24,7 @@ _NUMBERS = dict(enumerate(("two", "three", "four", "five", "six", "seven", "eigh
 
 
 def statement(comparison: ProgramComparison, model: str | None = None) -> str:
-    """The verdict in words, with the numbers it rests on.
-
-    Args:
-        comparison: The comparison.
-        model: Name of the model; by default each of them in turn.
-
-    Raises:
-        InputError: the comparison has no such model.
-    """
+    """The verdict in words, with its numbers; of one model or of all."""
     if model is not None:
         check_choice("model of the comparison", model, comparison.verdicts)
     programs = comparison.data["program"].values.tolist()
@@ -46,7 +39,7 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
 
 
 def headline(verdict: Verdict, data: xr.Dataset) -> str:
-    """The verdict on one model, and how many interventions lead to off-distribution states."""
+    """The verdict on one model, with off-distribution interventions."""
     name, n_programs = plain(verdict.closest), data.sizes["program"]
     best = data.sel(program=verdict.closest, stratum=ALL)
     n = int(best.whole_run_active)
@@ -87,7 +80,7 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
 
 
 def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> Iterator[str]:
-    """Sentences that follow the headline: what holds, and the program offset."""
+    """Sentences after the headline: what holds, and the program offset."""
     name = plain(verdict.closest)
     if verdict.identified:
         yield (
@@ -121,8 +114,22 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
         yield "No rival program was compared."
 
 
+def verdict_table(verdict: Verdict) -> str:
+    """A verdict as HTML, for a notebook: a row for each role that a program can have."""
+    roles = {
+        "identified": [verdict.identified] if verdict.identified else [],
+        "closest": [verdict.closest],
+        "fits clean runs": verdict.clean_fits,
+        "indistinguishable from the closest": verdict.indistinguishable,
+    }
+    rows = {role: quoted(names, len(names)) if names else "none" for role, names in roles.items()}
+    table = "".join(f"<tr><th>{a}</th><td>{escape(b)}</td></tr>" for a, b in rows.items())
+    why = why_none(verdict) or f"Identified: {rows['identified']}."
+    return f"<p>{escape(why)}</p><table>{table}</table>"
+
+
 def why_none(verdict: Verdict) -> str:
-    """All reasons in one sentence; rivals against which one of them speaks stand together."""
+    """All reasons in one sentence."""
     if not verdict.reasons:
         return ""
     clauses: dict[str, list[str]] = {}  # those of single reasons, or the rivals of one code
@@ -199,7 +206,7 @@ UNTRIED: dict[Untried, str] = {
     "third_interchange": "a third interchange in one run",
     "part_of_state": "a part of the state of a position",
 }
-"""Kinds of interchange that a comparison may not have tried, in words."""
+"""Untried kinds of interchange, in words."""
 
 
 def with_interval(estimate: np.ndarray) -> str:
@@ -215,44 +222,22 @@ def with_interval(estimate: np.ndarray) -> str:
 
 
 def share_range(shares: np.ndarray) -> str:
-    """The least and the greatest of some shares.
-
-    Example:
-        >>> import numpy as np
-        >>> share_range(np.array([0.48, 0.39])), share_range(np.array([0.5]))
-        ('39–48%', '50%')
-    """
+    """The least and greatest of some shares: "39–48%", or "50%"."""
     low, high = percent(shares.min()), percent(shares.max())
     return high if low == high else f"{low.removesuffix('%')}–{high}"
 
 
 def plain(program: str) -> str:
-    """A program's name in words.
-
-    Example:
-        >>> plain("latched_chain")
-        'latched chain'
-    """
     return program.replace("_", " ")
 
 
 def in_loops(delay: int) -> str:
-    """A delay in words.
-
-    Example:
-        >>> in_loops(0), in_loops(1), in_loops(3)
-        ('at once', '1 loop later', '3 loops later')
-    """
+    """A delay in words: "at once", "1 loop later", "3 loops later"."""
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 
 def quoted(programs: list[str], most: int = 5) -> str:
-    """Names of programs in quotes; of many the first few.
-
-    Example:
-        >>> quoted(["ripple", "late_ripple"])
-        '“ripple” and “late ripple”'
-    """
+    """Names of programs in quotes, at most ``most`` of them."""
     names = [f"“{plain(name)}”" for name in programs[:most]]
     if more := len(programs) - len(names):
         names.append(f"{more} more")

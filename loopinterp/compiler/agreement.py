@@ -23,7 +23,7 @@ CHUNK = 2**21  # of the states of all loops that are compared at a time
 
 @dataclass(frozen=True, repr=False)
 class Agreement(ShortRepr):
-    """Agreement of a compiled model with its program, over every loop of a run."""
+    """Differences between a compiled model and its program, over every loop of a run."""
 
     values: int  # compared, of all variables
     wrong_values: dict[str, int]  # of each variable: values that were decoded wrongly
@@ -36,7 +36,7 @@ class Agreement(ShortRepr):
 
     @property
     def exact(self) -> bool:
-        """Whether every variable and every answer is the program's."""
+        """Whether every variable and answer equals the program's."""
         return not self.wrong_answers and not any(self.wrong_values.values())
 
 
@@ -45,10 +45,7 @@ class Agreement(ShortRepr):
 def compare_with_program(
     compiled: Compiled, tokens: Int[Tensor, "batch pos"], *, n_loops: Loops
 ) -> Agreement:
-    """Run model and program side by side.
-
-    Raises:
-        InputError: no compiled model, or tokens that are not of its program or too long.
+    """Run a compiled model and its program on the same tokens, and count the differences.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -83,7 +80,7 @@ def compare_with_program(
 
 
 def _unevenness(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> float:
-    """Largest difference of attention from an even one over the selected keys."""
+    """Largest deviation of attention from an even spread over the selected keys."""
     chosen = selector.to(pattern)
     count = chosen.sum(-1, keepdim=True)
     return float(((pattern - chosen / count.clamp(min=1)).abs() * (count > 0)).max())
@@ -91,7 +88,7 @@ def _unevenness(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> f
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DisguiseCheck(ShortRepr):
-    """Differences of a disguised model from the original on some inputs, at every loop."""
+    """Differences between a disguised model and the original, at every loop."""
 
     logits: Float[Tensor, " loops"]  # largest difference of a logit
     reads: Float[Tensor, " loops"]  # of a read of a variable's value, which is 0 or 1 originally
@@ -99,7 +96,7 @@ class DisguiseCheck(ShortRepr):
 
     @property
     def exact(self) -> bool:
-        """Whether all values and answers are the program's, at every loop."""
+        """Whether all variables and answers equal the program's, at every loop."""
         return self.agreement.exact
 
 
@@ -112,7 +109,7 @@ def check_disguise(
     .. math:: \max_{x, p} |y'_t - y_t| \quad\text{and}\quad
         \max_{x, p, v} |r'_v h'_t - r_v h_t|, \qquad t = 0 \dots T
 
-    over inputs x, positions p and the values v of all variables, whose reads r are the circuits'.
+    over inputs x, positions p and the values v of all variables, read by r_v of each circuit.
 
     Example:
         >>> from loopinterp.compiler import check_disguise, compile_program, superpose
@@ -149,7 +146,7 @@ def _parts(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]
 def _run(
     compiled: Compiled, tokens: Tensor, n_loops: int
 ) -> tuple[Tensor, Tensor, list[tuple[HeadNode, int, Tensor]]]:
-    """States, their logits, and attention as (head, loop, [batch, query, key])."""
+    """States, logits, and attention as (head, loop, [batch, query, key])."""
     model, heads = compiled.model, compiled.circuit.heads
     hook = "attn.hook_pattern"
     sites = [(h, 0, f"prelude.{h.layer}.{hook}") for h in heads if h.section == "prelude"]

@@ -1,8 +1,8 @@
-"""Stage 5, assemble: a layout as weights of an ordinary looped transformer.
+"""Stage 5, assemble: a layout becomes the weights of an ordinary looped transformer.
 
-The injected input e holds tokens, positions, what the prelude computed, and the variables' first
-values: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h keeps the
-variables and W_e everything else.
+The injected input e holds tokens, positions, the prelude's features, and the variables' first
+values, so h_0 = e. Each loop starts from W_h h + W_e e (external recall): W_h keeps the variables,
+W_e everything else.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
 
 SHARPNESS = 120.0
-"""Score by which a selected key is ahead: exp(-120) is 0 in 32 bits.
+"""Score difference between selected and other keys: exp(-120) is 0 in 32 bits.
 
-Any attention on other keys would leak values of later positions, which a probe would find.
+Any attention to other keys would leak later positions, which a probe would find.
 """
 
 # Logit of the answer; those of all other classes are 0, and all are where it is undecided
@@ -31,7 +31,7 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
     """The model of a layout.
 
     Raises:
-        InputError: it would have more than 2**28 weights.
+        InputError: If it would have more than 2**28 weights.
     """
     config, lowered = _configure(layout, n_outputs), layout.lowered
     weights = {
@@ -145,7 +145,6 @@ def _attention(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
 
 
 def _add_codes(weight: np.ndarray, bias: np.ndarray, codes: Codes, scale: float) -> None:
-    """Add codes to rows of weights [row, d_model]."""
     if codes.feature is None:
         bias += scale * codes.matrix[0]
     else:

@@ -1,4 +1,4 @@
-"""The circuit of a compiled model: its features, what computes them, and what reads them."""
+"""The circuit of a compiled model: its features, and the heads and neurons that use them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from loopinterp.core.text import ShortRepr
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
 ROUNDING = 1e-5
-"""What is smaller than this, relative to the largest, is rounding of weights in float32."""
+"""Values below this share of the largest are float32 rounding."""
 
 
 @dataclass(frozen=True)
 class FeatureNode:
-    """A feature of the residual stream."""
-
     id: str  # its name in edges
     name: str  # the variable, or the expression as code
     role: str  # "tokens", "indices", "fixed", "variable" or "scratch"
@@ -37,8 +35,6 @@ class FeatureNode:
 
 @dataclass(frozen=True)
 class HeadNode:
-    """A head that computes a selector."""
-
     id: str  # its name in edges
     section: Literal["prelude", "block", "coda"]
     layer: int
@@ -49,7 +45,7 @@ class HeadNode:
 
 @dataclass(frozen=True)
 class NeuronGroup:
-    """The neurons of one MLP that write one feature, or wipe some."""
+    """The neurons of one MLP that write one feature or erase some."""
 
     id: str  # its name in edges
     section: Literal["prelude", "block", "coda"]
@@ -64,7 +60,7 @@ class NeuronGroup:
 class Directions:
     """The directions of the values of a feature.
 
-    A value adds its row of ``write`` to the residual stream; ``read @ state`` is 1 for the
+    A value adds its row of ``write`` to the residual stream. ``read @ state`` is 1 for the
     feature's value and 0 for the others.
     """
 
@@ -76,7 +72,7 @@ class Directions:
         write: Float[Tensor, "new_d_model d_model"],
         read: Float[Tensor, "d_model new_d_model"],
     ) -> Directions:
-        """The same in a residual stream that these matrices write and read."""
+        """These directions in the stream h' = ``write`` h, where h = ``read`` h'."""
         # Both [value, new_d_model], computed in float64.
         return Directions(
             write=(self.write.double() @ write.double().mT).to(self.write),
@@ -86,14 +82,14 @@ class Directions:
 
 @dataclass(frozen=True)
 class Superposition:
-    """The dimensions of a model, and the fewest in which every read is exact."""
+    """A model's dimensions, and the fewest in which every read is exact."""
 
     d_model: int
     exact_d_model: int
 
     @property
     def exact(self) -> bool:
-        """Whether every read is the same number as before, up to rounding."""
+        """Whether every read is unchanged, up to rounding."""
         return self.d_model >= self.exact_d_model
 
 
@@ -101,8 +97,8 @@ class Superposition:
 class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
-    One node of the block stands for one at each loop. Edges lead from features to the heads and
-    neurons that read them, and from those to what they write.
+    A node of the block stands for itself at every loop. Edges lead from features to the heads and
+    neurons that read them, and from those to the features they write.
     """
 
     program: str
@@ -128,11 +124,7 @@ class Circuit(ShortRepr):
         return {f.name: f for f in self.features if f.role == "variable"}
 
     def directions_of(self, variable: str) -> Directions:
-        """The directions of a variable.
-
-        Raises:
-            InputError: there is no such variable.
-        """
+        """The directions of a variable."""
         if variable not in self.variables:
             raise unknown_name(f"variable of {self.program}", variable, self.variables)
         return self.directions[self.variables[variable].id]
@@ -140,11 +132,7 @@ class Circuit(ShortRepr):
     def decode(
         self, variable: str, state: Float[Tensor, "*shape d_model"]
     ) -> Int[Tensor, "*shape"]:
-        """The value of a variable in a state: the one with the largest read.
-
-        Raises:
-            InputError: there is no such variable, or that is no state of the model.
-        """
+        """The value of a variable in a state: the one with the largest read."""
         read = self.directions_of(variable).read
         if not state.is_floating_point() or state.shape[-1:] != read.shape[1:]:
             expected = f"floating-point numbers with a last axis of d_model = {read.shape[1]}"
@@ -155,7 +143,7 @@ class Circuit(ShortRepr):
         return values[(state @ read.to(state).mT).argmax(-1)]  # reads are [*shape, value]
 
     def subspace(self, variable: str) -> Float[Tensor, "rank d_model"]:
-        """An orthonormal basis of the directions of a variable."""
+        """An orthonormal basis of the directions that write a variable."""
         write = self.directions_of(variable).write
         return orthonormal(write.double()).to(write.dtype)
 
@@ -164,7 +152,7 @@ class Circuit(ShortRepr):
         write: Float[Tensor, "new_d_model d_model"],
         read: Float[Tensor, "d_model new_d_model"],
     ) -> Circuit:
-        """The same circuit in a residual stream that these matrices write and read."""
+        """The circuit in the stream h' = ``write`` h, where h = ``read`` h'."""
         directions = {name: old.moved(write, read) for name, old in self.directions.items()}
         return dataclasses.replace(self, directions=directions)
 
@@ -173,7 +161,7 @@ class Circuit(ShortRepr):
         heads: Mapping[tuple[str, int], Sequence[int]],
         neurons: Mapping[tuple[str, int], Sequence[int]],
     ) -> Circuit:
-        """The same circuit with new numbers of the heads and neurons of each (section, layer)."""
+        """The circuit with new numbers for the heads and neurons of each (section, layer)."""
         names: dict[str, str] = {}
         nodes = []
         for node in self.heads:
@@ -188,7 +176,7 @@ class Circuit(ShortRepr):
         return dataclasses.replace(self, heads=tuple(nodes), neurons=tuple(groups), edges=edges)
 
     def save(self, folder: str | Path) -> None:
-        """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
+        """Write ``circuit.json`` and ``circuit.safetensors`` to a folder."""
         fields = dataclasses.asdict(dataclasses.replace(self, directions={}))
         del fields["directions"]
         tensors = {}
@@ -203,7 +191,7 @@ class Circuit(ShortRepr):
         """Read a circuit that :meth:`save` wrote.
 
         Raises:
-            CheckpointError: a file is missing, damaged, or of another format.
+            CheckpointError: If a file is missing, damaged, or of another format.
         """
         path = Path(folder) / CIRCUIT_FILE
         saved = read_json_object(path)

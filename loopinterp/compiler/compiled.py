@@ -12,6 +12,7 @@ from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
 from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.transformer import LoopedTransformer
@@ -58,8 +59,8 @@ class Compiled(ShortRepr):
             program: The program or its name, if it is not registered under the saved one.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or they do not belong together.
-            InputError: the program is missing, or another one.
+            CheckpointError: If a file is missing or damaged, or the files do not belong together.
+            InputError: If the program is missing, or another one.
         """
         circuit = Circuit.load(folder)
         if program is not None or circuit.program in list_programs():
@@ -84,30 +85,30 @@ class Compiled(ShortRepr):
 
 
 def need_compiled(compiled: object) -> None:
-    """Check that something is a compiled model with its circuit."""
+    """Raise unless it is a compiled model with its circuit."""
     if not isinstance(compiled, Compiled):
         expected, got = "a Compiled: a model with its circuit", type(compiled).__name__
         fix = "Pass what compile_program gives, not its .model."
         raise InputError("compiled", expected=expected, given=got, fix=fix)
 
 
+@checked
 def compile_program(
     program: LoopProgram | str, *, max_length: int, n_outputs: int | None = None
 ) -> Compiled:
     """Compile a loop program into the weights of a looped transformer.
 
-    The model runs the program loop for loop: its state after t loops holds every variable of the
-    program after t loops, one direction for each value, beside the injected input. Each selection
-    is a head with even attention over the selected keys; maps are MLPs, which restore values to 0
-    and 1, so that errors do not grow with the loops. The model has no norms, ReLU, learned
-    positions and external recall.
+    The state after t loops holds every variable of the program after t loops, one direction for
+    each value, beside the injected input. A selection becomes a head with even attention over the
+    selected keys. Maps become MLPs, which restore reads to 0 and 1, so that errors do not grow
+    with the loops. The model has ReLU, learned positions, external recall and no norms.
 
     Args:
         max_length: Positions of the longest sequence, BOS and padding included.
-        n_outputs: Classes of the output; by default as many as the answer has, and two at least.
+        n_outputs: Classes of the output; by default those of the answer, at least two.
 
     Raises:
-        InputError: the program cannot be compiled; the message names the expression and the reason.
+        InputError: If the program cannot be compiled; the message names the expression and why.
 
     Example:
         >>> import torch

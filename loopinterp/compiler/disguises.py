@@ -1,8 +1,7 @@
-"""Disguises: the same behaviour, or nearly, with the circuit hidden.
+"""Disguises: changes of the weights that hide the circuit and keep the behaviour.
 
-Each takes a compiled model and returns another, whose circuit gives the new places and lists the
-disguises. They combine in any order, the inexact :func:`add_noise` last. Weights are changed in
-float64, so that disguises add no rounding errors.
+Each takes a compiled model and returns another, whose circuit has the new places and lists the
+disguises. All but :func:`add_noise` preserve the function up to rounding; apply it last.
 
 Example:
     >>> from loopinterp.compiler import add_noise, compile_program, distract, permute, rotate
@@ -43,8 +42,8 @@ Weights = dict[str, "Tensor"]
 def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Rotate the residual stream by a random orthogonal matrix Q: h' = Q h.
 
-    Weights that read the stream are multiplied by :math:`Q^\top` from the right, those that write
-    it by Q from the left, the recall by both. Exact up to rounding.
+    Weights that read the stream are multiplied by :math:`Q^\top` from the right, weights that
+    write it by Q from the left, the recall by both. Exact up to rounding.
     """
     plain = weights_of(compiled)
     # [d_model, d_model], of the whole stream; its transpose undoes it.
@@ -55,9 +54,9 @@ def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
 
 @checked
 def permute(compiled: Compiled, *, seed: Seed) -> Compiled:
-    r"""Shuffle the heads and the neurons of every layer, and rotate every head inside.
+    r"""Shuffle the heads and neurons of every layer, and rotate inside every head.
 
-    The queries and keys of a head are multiplied by one random orthogonal matrix A, :math:`(A
+    Queries and keys of a head are multiplied by a random orthogonal matrix A, :math:`(A
     q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo. Exact up to
     rounding.
     """
@@ -99,13 +98,10 @@ def distract(
 ) -> Compiled:
     """Add heads and neurons to every layer that are active and change no output.
 
-    They read the program's features, with random weights, and other distractors, and write along
-    ``width`` new directions of the residual stream. The program reads none of those, and the recall
-    drops them, so that nothing accumulates over the loops. Exact up to rounding. Rotate the model
-    afterwards, or zeros give the distractors away.
-
-    Raises:
-        InputError: there would be no distractor at all.
+    They read the program's features and each other with random weights, and write along ``width``
+    new directions of the residual stream. The program does not read these, and the recall drops
+    them, so that nothing accumulates. Exact up to rounding. Rotate the model afterwards, because
+    zeros in the weights give the distractors away.
     """
     if heads + neurons == 0:
         expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
@@ -144,7 +140,7 @@ def distract(
 def _random_reads(
     rows: int, here: FeaturePoints, width: int, g: torch.Generator
 ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
-    """Reads of all features of a site, with biases that put their mean at 1: few units stay off."""
+    """Reads of all features of a site, with biases that put their mean at 1: few units are off."""
     spread = sum(float(x.square().sum(-1).mean()) for x in here.centred)
     # Reads of the program have a standard deviation of 1, of other distractors one of 0.5.
     size = max(spread, 1e-12) ** -0.5
@@ -157,7 +153,7 @@ def _random_reads(
 def _add_writes(
     weights: Weights, name: str, columns: int, width: int, depth: int, g: torch.Generator
 ) -> None:
-    """Let more columns write along the new directions alone, in one of ``depth`` layers."""
+    """Add columns that write only along the new directions, in one of ``depth`` layers."""
     none = torch.zeros(len(weights[name]) - width, columns, dtype=torch.float64)
     new = (8 * columns * depth) ** -0.5 * normal(width, columns, g=g)
     weights[name] = torch.cat([weights[name], torch.cat([none, new])], 1)
@@ -170,8 +166,8 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
     .. math:: W' = W + \epsilon, \qquad \epsilon_{ij} \sim
         \mathcal{N}(0, \sigma^2), \quad \sigma = \text{relative} \cdot \mathrm{rms}(W)
 
-    with the root mean square of each matrix, the same in every basis. Queries, keys and values
-    count as three matrices; biases stay as they are.
+    The root mean square is that of each matrix, which no rotation changes. Queries, keys and values
+    count as three matrices. Biases stay unchanged.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     for name, w in weights.items():
@@ -185,7 +181,7 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
 
 
 def weights_of(compiled: Compiled) -> Weights:
-    """A copy of all weights, in float64 on the CPU."""
+    """All weights, copied to float64 on the CPU."""
     need_compiled(compiled)
     state = compiled.model.state_dict()
     return {name: w.to("cpu", torch.float64, copy=True) for name, w in state.items()}
@@ -194,9 +190,9 @@ def weights_of(compiled: Compiled) -> Weights:
 def rebuilt(
     compiled: Compiled, weights: Weights, circuit: Circuit, disguise: str, **changes: Any
 ) -> Compiled:
-    """A compiled model with other weights, of the same device and precision.
+    """A compiled model with other weights, on the same device and in the same precision.
 
-    ``disguise`` is added to the circuit's record; ``changes`` are fields of the configuration.
+    ``disguise`` is added to the circuit's list; ``changes`` are fields of the configuration.
     """
     old = compiled.model
     model = LoopedTransformer(old.config.replace(**changes)).to(device=old.device, dtype=old.dtype)
@@ -206,7 +202,7 @@ def rebuilt(
 
 
 def layers(config: LoopedTransformerConfig) -> Iterator[tuple[str, int, str]]:
-    """(section, layer, prefix of its weights) of all layers, in the order in which they run."""
+    """(section, layer, prefix of its weights) of all layers, in running order."""
     sections = (("prelude", config.n_prelude), ("block", config.n_layers), ("coda", config.n_coda))
     for section, n_layers in sections:
         for layer in range(n_layers):
@@ -214,7 +210,7 @@ def layers(config: LoopedTransformerConfig) -> Iterator[tuple[str, int, str]]:
 
 
 def by_head(weights: Weights, name: str, n_heads: int) -> Tensor:
-    """A view by head: [3, head, d_head, …], or [d_model, head, d_head] of what heads write."""
+    """A view by head: [3, head, d_head, …], or [d_model, head, d_head] for output weights."""
     w = weights[name]
     if name.endswith("out.weight"):
         return w.view(len(w), n_heads, -1)
@@ -226,7 +222,7 @@ def moved(
     write: Float[Tensor, "new_d_model d_model"],
     read: Float[Tensor, "d_model new_d_model"],
 ) -> Weights:
-    """The weights in a residual stream that these matrices write and read."""
+    """The weights in the stream h' = ``write`` h, where h = ``read`` h'."""
     # Linear weights are [output, input], embeddings [token, d_model].
     result = {}
     for name, w in weights.items():
@@ -245,12 +241,11 @@ def moved(
 
 
 def normal(*shape: int, g: torch.Generator) -> Tensor:
-    """Standard normal numbers in float64."""
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
 def _random_rotation(size: int, g: torch.Generator) -> Float[Tensor, "size size"]:
-    """An orthogonal matrix, each as likely as any other (Mezzadri 2007, math-ph/0609050)."""
+    """A uniformly random orthogonal matrix (Mezzadri 2007, math-ph/0609050)."""
     # The signs of R's diagonal make the decomposition unique, and so the draw even.
     q, r = torch.linalg.qr(normal(size, size, g=g))
     return q * r.diagonal().sign()

@@ -19,8 +19,8 @@ Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
 PLAIN, WITNESS, RAW = 0, 1, 2
 """Order in which the features of one rule are tested.
 
-What a head writes means something only where it found a key. So a rule first tests the witness of
-that, and only then what the head wrote.
+A head's output is meaningful only if it selected a key. So a rule tests the witness of that
+first.
 """
 
 
@@ -45,7 +45,7 @@ class Feature:
 
     @property
     def width(self) -> int:
-        """Directions it takes."""
+        """Number of its directions."""
         return 1 if self.one_direction else len(self.values)
 
     @property
@@ -55,7 +55,6 @@ class Feature:
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
-        """The features that it is made from."""
         if self.writes is not None:
             return self.writes.inputs
         if self.head is None:
@@ -70,7 +69,7 @@ class Feature:
 
     @property
     def for_mlp(self) -> int:
-        """First layer whose MLP can read it: attention comes first in a layer."""
+        """First layer whose MLP can read it; attention comes first in a layer."""
         return self.layer if self.head is not None else self.layer + 1
 
 
@@ -84,7 +83,7 @@ class Codes:
 
 @dataclass(eq=False)
 class LoweredHead:
-    """A head; its score is the sum over ``pairs`` of the products of keys' and queries' codes."""
+    """A head; its score is the sum over ``pairs`` of products of key and query codes."""
 
     select: Select
     pairs: tuple[tuple[Codes, Codes], ...]
@@ -93,7 +92,6 @@ class LoweredHead:
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
-        """Features that its queries and keys read."""
         read = [codes.feature for pair in self.pairs for codes in pair]
         return tuple(dict.fromkeys(f for f in read if f is not None))
 
@@ -111,7 +109,7 @@ class Read:
 class Unit:
     """``clip(sum of reads + bias, 0, 1)``, by two neurons, written along some directions.
 
-    Both ends are flat: errors of the reads do not pass, whatever the number of loops.
+    It is flat at both ends, so errors of the reads do not pass on.
     """
 
     reads: tuple[Read, ...]
@@ -130,7 +128,6 @@ class Writes:
 
     @property
     def layer(self) -> int:
-        """First layer whose MLP can write it."""
         return max((f.for_mlp for f in self.inputs), default=0)
 
 
@@ -143,22 +140,22 @@ def read_any(feature: Feature, chosen: np.ndarray) -> Read:
 
 
 def one_if_all(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> Unit:
-    """The unit that is 1 where all reads are 1, and 0 where one of them is 0."""
+    """The unit that is 1 if all reads are 1, and 0 if one of them is 0."""
     return at_least(reads, len(reads) - 0.5, 1.0, out)
 
 
 def one_if_any(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> Unit:
-    """The unit that is 1 where one of the reads is 1, and 0 where all of them are 0."""
+    """The unit that is 1 if one of the reads is 1, and 0 if all are 0."""
     return at_least(reads, 0.5, 1.0, out)
 
 
 def at_least(
     reads: tuple[Read, ...], threshold: float, gap: float, out: tuple[tuple[int, float], ...]
 ) -> Unit:
-    """The unit that is 1 where the sum of the reads is above a threshold.
+    """The unit that is 1 if the sum of the reads is above a threshold.
 
     It is 1 from ``threshold + gap / 2`` on and 0 up to ``threshold - gap / 2``, with half of that
-    distance to spare on either side.
+    distance as a margin on either side.
     """
     scale = 2.0 / gap
     scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
@@ -177,16 +174,15 @@ class FeatureFunction:
 
     @cached_property
     def values(self) -> tuple[int, ...]:
-        """The values it takes, in order."""
         return tuple(np.unique(self.table).tolist())
 
     @property
     def for_attention(self) -> bool:
-        """Whether a head can read it: a linear function of a plain feature."""
+        """Whether a head can read it: whether it is a linear function of a plain feature."""
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
     def within(self, values: np.ndarray) -> FeatureFunction:
-        """The same function, known to have no other values than these."""
+        """The same function, restricted to these values."""
         if bool(np.isin(self.table, values).all()):
             return self
         # Other values belong to combinations that never occur; they become the next allowed value.
@@ -211,9 +207,9 @@ def fuse(
     *,
     most: int = 2**20,
 ) -> FeatureFunction | None:
-    """An operation (``op``, if it has a name) on functions, as one function of all their features.
+    """An operation on functions as one function of all their features.
 
-    None where the table would have more than ``most`` entries.
+    ``op`` is the operation's name, if any. None if the table would exceed ``most`` entries.
     """
     features = tuple(dict.fromkeys(f for arg in args for f in arg.features))
     shape = tuple(len(f.values) for f in features)
@@ -221,7 +217,6 @@ def fuse(
         return None
 
     def spread(arg: FeatureFunction) -> np.ndarray:
-        """The table of an argument along the axes of all features."""
         order = sorted(range(len(arg.features)), key=lambda k: features.index(arg.features[k]))
         index = tuple(slice(None) if f in arg.features else None for f in features)
         return np.broadcast_to(arg.table.transpose(order)[index], shape)
@@ -232,7 +227,7 @@ def fuse(
 
 
 def without_idle(function: FeatureFunction) -> FeatureFunction:
-    """The same function without the features that it does not depend on."""
+    """The same function without features that it does not depend on."""
     table, features = function.table, list(function.features)
     for axis in reversed(range(len(features))):
         first = table.take([0], axis=axis)
@@ -243,41 +238,39 @@ def without_idle(function: FeatureFunction) -> FeatureFunction:
 
 
 STATE = ("block", 0)
-"""The site of the state, which holds variables and inputs, and nothing else."""
+"""The site of the state, which holds only variables and inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeaturePoints:
-    """For each feature that one site may hold, points it is at or between."""
+    """For each feature that a site may hold, the points whose convex hull contains it."""
 
     points: tuple[Float[Tensor, "point d_model"], ...]
 
     @property
     def mean(self) -> Float[Tensor, " d_model"]:
-        """The sum of the means of all features' points."""
         return torch.stack([p.mean(0) for p in self.points]).sum(0)
 
     @property
     def centred(self) -> list[Float[Tensor, "point d_model"]]:
-        """The points of each feature, from their mean."""
         return [p - p.mean(0) for p in self.points]
 
     @cached_property
     def span(self) -> Float[Tensor, "row d_model"]:
-        """Rows that span all states of the site: points from their mean, and the mean of all."""
+        """Rows that span all states of the site: the centred points, and the mean."""
         return torch.cat([*self.centred, self.mean[None]])
 
     def extremes(
         self, rows: Float[Tensor, "row d_model"]
     ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
-        """The least and greatest reads of rows over all states of the site."""
+        """The least and greatest reads over all states of the site."""
         reads = [rows @ p.mT for p in self.points]  # per feature: [row, point]
         low, high = (torch.stack(ends) for ends in zip(*((r.amin(-1), r.amax(-1)) for r in reads)))
         return low.sum(0), high.sum(0)
 
 
 class StreamFeatures:
-    """The features that the stream holds at each site of a circuit's model, and their points."""
+    """The features in the stream at each site of a circuit's model, with their points."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
@@ -292,14 +285,13 @@ class StreamFeatures:
         self._lifetimes = {f.id: self._lifetime(f) for f in circuit.features}
 
     def at(self, section: str, sublayer: int) -> FeaturePoints:
-        """The points of the features at a site."""
         return self.points(self._live(section, sublayer))
 
     def points(self, features: tuple[str, ...]) -> FeaturePoints:
         return FeaturePoints(tuple(self._points[name] for name in features))
 
     def distinct_sites(self) -> list[FeaturePoints]:
-        """The points at each site, once for each different set of features."""
+        """The points at each site, once for each set of features."""
         sets = {
             self._live(section, sublayer): None
             for section, n_layers in self.circuit.n_layers.items()
@@ -308,7 +300,7 @@ class StreamFeatures:
         return [self.points(features) for features in sets if features]
 
     def last_site(self, feature: FeatureNode) -> tuple[str, int]:
-        """The last site that holds a feature; that of the state for a persistent one."""
+        """The last site that holds a feature; the state for a persistent one."""
         if feature.role != "scratch":
             return STATE
         return feature.section, self._lifetimes[feature.id][feature.section][1]
@@ -321,7 +313,6 @@ class StreamFeatures:
         )
 
     def _lifetime(self, feature: FeatureNode) -> dict[str, tuple[int, int]]:
-        """Section -> first and last sublayer that find the feature."""
         if feature.role == "scratch":
             first = 2 * feature.layer + (1 if feature.id in self.writing_head else 2)
             never_read = feature.last_use < feature.layer

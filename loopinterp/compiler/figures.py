@@ -31,16 +31,13 @@ _MAP = nodes.Elementwise | nodes.TokMap
 
 
 def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = None) -> CircuitGraph:
-    """A program, an expression or a circuit as a graph, to be shown, clicked through or saved.
+    """A program, an expression or a circuit as a graph.
 
-    A program is drawn as its expressions: heads with what they select, and maps. A circuit is drawn
+    A program is drawn as its expressions: heads with their selections, and maps. A circuit is drawn
     by layers: heads, groups of neurons, variables, and their reads; features within a loop are
-    edges. Its ``program`` is shown beside it, by default the registered one of its name. A notebook
-    shows the graph; ``.show()`` opens it in a browser, and
+    edges. ``program`` is shown beside a circuit; by default the registered one of its name.
+    A notebook shows the graph, ``.show()`` opens it in a browser, and
     :func:`loopinterp.pages.write_circuit_page` writes it to a file.
-
-    Raises:
-        InputError: it is none of them, or has too many nodes.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -170,7 +167,6 @@ def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
 
 
 def _reads(node: Expr) -> list[tuple[Expr, str]]:
-    """The children of a node, and the role of each."""
     if isinstance(node, nodes.ShiftRight):
         return [(node.x, "value")]
     if isinstance(node, nodes.Aggregate | nodes.SelWidth):
@@ -180,7 +176,7 @@ def _reads(node: Expr) -> list[tuple[Expr, str]]:
 
 
 def _described(node: Expr, titles: Mapping[Expr, str]) -> tuple[str, str]:
-    """The name of a head or map, if it has one, and what it computes of nodes with titles."""
+    """The name of a head or map, if it has one, and its computation in terms of titled nodes."""
 
     def text(x: Expr) -> str:
         return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=titles)
@@ -253,7 +249,7 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
 def _labels(
     parts: Sequence[HeadNode | NeuronGroup], features: Mapping[str, FeatureNode]
 ) -> dict[str, str]:
-    """Part -> its code, in which earlier parts have short names."""
+    """A code for each part, in which earlier parts have short names."""
     order = sorted(parts, key=lambda p: ([*_PARTS].index(p.section), p.layer))
     short: dict[str, str] = {}
     numbers = count(1)

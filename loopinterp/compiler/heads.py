@@ -1,13 +1,10 @@
-"""Stage 3, lower (heads): a selection as queries and keys, an aggregate as what a head carries.
+"""Stage 3, lower (heads): selections as queries and keys, aggregates as what a head writes.
 
-A selection is a 0/1 matrix of key values and query values. Keys with the same row are one class;
-the key writes its class, the query its relation to each class (or the reverse, if queries have
-fewer), so the score is 1 where the relation holds, else 0. Scaled up, softmax spreads evenly over
-the selected keys; a query that selects nothing gets a meaningless output.
-
-A head writes the mean of the keys' one-hot values, the share of each value. It is read as the
-value, where all selected keys agree; the truncated mean, by thresholds on the mean of the shares;
-the largest (smallest), by which shares are not 0; or the width, by how many positions have a share.
+A selection is a 0/1 matrix of key values against query values. Keys with equal rows form a class:
+the key writes its class, the query its relation to each class (or the reverse, if there are fewer
+query classes). The score is 1 where the relation holds, else 0; scaled up, attention is even over
+the selected keys. A head writes the share of each value among them. The shares give the common
+value, truncated mean, largest or smallest value, or the width; without a key they mean nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from loopinterp.programs.selection import PREDICATES
 
 @dataclass(frozen=True, eq=False)
 class AttentionRelation:
-    """A selection with its keys and queries as functions of one feature each."""
+    """A selection whose keys and queries are functions of one feature each."""
 
     select: Select
     key: FeatureFunction
@@ -53,7 +50,6 @@ class AttentionRelation:
     def from_functions(
         cls, select: Select, key: FeatureFunction, query: FeatureFunction
     ) -> AttentionRelation:
-        """The relation as a matrix over the values of the features."""
         k, q = key.table.reshape(-1), query.table.reshape(-1)
         if isinstance(select.predicate, str):
             keys, queries = (torch.from_numpy(np.array(x)) for x in (k, q))
@@ -65,7 +61,7 @@ class AttentionRelation:
 
     @property
     def name(self) -> str:
-        """The selection's part of the names of features."""
+        """The selection's part of feature names."""
         return self.select.name or code(self.select, short=True)
 
     @property
@@ -76,17 +72,15 @@ class AttentionRelation:
 
     @property
     def sees_itself(self) -> bool:
-        """Whether every position selects at least itself."""
         same = self.key.features == self.query.features and len(self.key.features) == 1
         return bool(self.holds.all() or (same and self.holds.diagonal().all()))
 
     @property
     def by_position(self) -> bool:
-        """Whether the selection depends on the keys' positions alone."""
+        """Whether the selection depends only on the keys' positions."""
         return bool(self.key.features) and self.key.features[0].role == "indices"
 
     def one_value(self, value: FeatureFunction) -> bool:
-        """Whether all keys that a query selects have the same value."""
         one_key = self.by_position and bool((self.holds.sum(axis=0) <= 1).all())
         if one_key or not value.features:
             return True
@@ -96,7 +90,7 @@ class AttentionRelation:
 
     @property
     def within_reach(self) -> np.ndarray:
-        """By position: whether a query selects something [query value, position of the query]."""
+        """Whether a query can select something [query value, position of the query]."""
         assert self.by_position
         return np.maximum.accumulate(self.holds, axis=0).T
 
@@ -114,7 +108,7 @@ class AttentionRelation:
 
 
 def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different relations of queries: (relation [key, class], class of each query).
+    """Relations of queries without repetition: (relation [key, class], class of each query).
 
     Queries that can select nothing have class -1.
     """
@@ -126,7 +120,7 @@ def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
-    """Codes that subtract 2 points for each position that a key is ahead of its query."""
+    """Codes that subtract 2 from the score for each position that a key is ahead of its query."""
     positions = np.arange(len(indices.values))
     # [position, point]: one point for each position but the first, 1 from there on.
     ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
@@ -134,7 +128,7 @@ def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
 
 
 class AggregateHeads:
-    """The heads of a section; the features that they need are added to those of its writer."""
+    """The heads of a section."""
 
     def __init__(self, writer: FeatureWriter, indices: Feature) -> None:
         self._writer, self._indices = writer, indices
@@ -145,7 +139,7 @@ class AggregateHeads:
     def aggregate(
         self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
     ) -> FeatureFunction:
-        """An aggregate as a function of features: the default where no key is found."""
+        """An aggregate as a function of features; the default where no key is selected."""
         witness, here = self._witness(relation), value
         if value.features:
             shares = self._shares(relation, value)
@@ -154,7 +148,6 @@ class AggregateHeads:
         return self._where(witness, here, node.default)
 
     def width(self, node: SelWidth, relation: AttentionRelation) -> FeatureFunction:
-        """How many keys are selected, as a function of features."""
         shares = self._shares(relation, of_feature(self._indices))
         length = len(self._indices.values)
         name, widths = code(node, short=True), tuple(range(length + 1))
@@ -174,7 +167,6 @@ class AggregateHeads:
     def _where(
         self, witness: FeatureFunction, here: FeatureFunction, default: int
     ) -> FeatureFunction:
-        """The value where a key is found, else the default."""
 
         def choose(witness: FeatureFunction) -> FeatureFunction | None:
             return fuse(lambda x: np.where(x[0] != 0, x[1], default), [witness, here])
@@ -186,7 +178,7 @@ class AggregateHeads:
         return chosen
 
     def _shares(self, relation: AttentionRelation, value: FeatureFunction) -> Feature:
-        """What a head writes of a function of one feature: the share of each of its values."""
+        """The share of each value of a function of one feature, written by a head."""
         feature = value.features[0]
         layer = max(relation.layer, feature.for_attention)
         values = value.values
@@ -198,7 +190,7 @@ class AggregateHeads:
     def _carry(
         self, relation: AttentionRelation, layer: int, codes: Codes, feature: Feature
     ) -> Feature:
-        """The feature that a head writes by these codes, made once."""
+        """The feature that a head writes with these codes, created once."""
         select = relation.select
         if (select, layer) not in self._heads:
             pairs = [relation.codes()]
@@ -243,7 +235,7 @@ class AggregateHeads:
         return self._writer.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
 
     def _witness(self, relation: AttentionRelation) -> FeatureFunction:
-        """1 where a query selects something."""
+        """1 where a query selects something, else 0."""
         if relation.select not in self._witnesses:
             self._witnesses[relation.select] = self._new_witness(relation)
         return self._witnesses[relation.select]

@@ -1,8 +1,8 @@
 """Stage 3, lower (MLPs): a function of features as units of one layer, the cheapest of three ways.
 
-* rules: one unit for each of a set of disjoint conditions, one of which always holds. A rule is a
-  conjunction of "this feature has one of these values", a single linear read each;
-* levels, for the smaller or larger of two: [min(x, y) >= v] is [x >= v] and [y >= v];
+* rules: disjoint conditions of which one always holds, one unit each. A condition is a
+  conjunction of "this feature has one of these values", one linear read each.
+* levels, for the smaller or larger of two: [min(x, y) >= v] is [x >= v] and [y >= v].
 * a sum, for sums, differences and comparisons of many values: thresholds on x + y as a number.
 """
 
@@ -33,21 +33,19 @@ from loopinterp.core.errors import InputError
 MAX_LAYERS = 128  # most layers of a section
 MAX_UNITS = 8_192  # most units of one function
 MOST_FUSED_RULES = 192
-"""A function that would take more rules than this has its arguments stored first."""
+"""The arguments of a function that takes more rules are stored first."""
 
 MOST_WORK = 2**22
-"""Table entries that a search for rules may visit before it follows one order of features only."""
+"""Table entries visited by a search for rules before it keeps to one order of features."""
 
 
 class FeatureWriter:
-    """The features that a section of a program writes, in the order of the requests."""
-
     def __init__(self, source: ValidatedProgram) -> None:
         self.source = source
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        """Have the first possible MLP write a feature, unless that takes too many layers."""
+        """Write a feature in the first possible MLP, unless that takes too many layers."""
         if writes.layer >= MAX_LAYERS:
             expected = f"what at most {MAX_LAYERS} layers can compute, one after the other"
             fix = "Keep intermediate values in variables, and let loops do what repeats."
@@ -64,7 +62,7 @@ class FeatureWriter:
         role: Role = "scratch",
         values: tuple[int, ...] = (),
     ) -> Feature:
-        """A feature that holds a function; its values are those of the function by default."""
+        """A feature that holds a function; its values are the function's by default."""
         taken = values or function.values
         writes = lookup_units(function, taken)
         if writes is None:
@@ -104,7 +102,7 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
 
 
 def has_few_rules(function: FeatureFunction | None) -> bool:
-    """Whether there is a function, of at most :data:`MOST_FUSED_RULES` rules."""
+    """Whether a function takes at most :data:`MOST_FUSED_RULES` rules."""
     return function is not None and decision_rules(function, MOST_FUSED_RULES) is not None
 
 
@@ -116,7 +114,7 @@ def thresholds(
 ) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
     """Units that cut the sum of reads into intervals, each with a value (``at``).
 
-    Levels are (threshold, gap around it in which the sum never is), in order.
+    Levels are pairs of a threshold and the gap around it that the sum never enters, in order.
     """
     units = [
         at_least(reads, threshold, gap, advance(values, before, after))
@@ -126,7 +124,7 @@ def thresholds(
 
 
 def advance(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int, float], ...]:
-    """From one value to the next: written by the unit that fires when the next is reached."""
+    """The write that replaces one value by the next."""
     return ((values.index(before), -1.0), (values.index(after), 1.0))
 
 
@@ -176,7 +174,7 @@ def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None
 
 @dataclass(frozen=True, eq=False)
 class _DecisionRule:
-    """If each of some features has one of some values, then the function has this value."""
+    """A function has this value if each of some features has one of some values."""
 
     conditions: tuple[tuple[int, np.ndarray], ...]  # (axis of the function, which of its values)
     value: int
@@ -187,16 +185,10 @@ _Axes = tuple[int, ...]
 
 
 def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
-    """The fewest rules that a search by splitting finds; None if that is more than ``most``.
+    """Few rules for a function, found by splitting; None if that takes more than ``most``.
 
-    The function is split by one feature into its different restrictions, and so on; every order of
-    features is tried, plain features before what depends on them.
-
-    Example:
-        >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))
-        >>> larger = FeatureFunction((a, b), np.maximum.outer(np.arange(3), np.arange(3)))
-        >>> [(rule.value, len(rule.conditions)) for rule in decision_rules(larger, 10)]
-        [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
+    The function is split by one feature into its distinct restrictions, and so on. All orders of
+    features are tried, plain features before those that depend on them.
     """
     values = np.unique(function.table)
     if len(values) > most:
@@ -214,7 +206,7 @@ _Key = tuple[_Axes, _Axes, bytes]  # axes, shape and content of a table
 
 
 class _RuleSearch:
-    """A search that visits the same restriction of a function only once."""
+    """A search that visits each restriction of a function once."""
 
     def __init__(self, orders: list[int]) -> None:
         self._orders = orders  # of the features of each axis: PLAIN, WITNESS or RAW
@@ -223,7 +215,7 @@ class _RuleSearch:
         self._work = 0
 
     def rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
-        """The fewest rules of a table with these axes, if ``most`` are enough."""
+        """The fewest rules of a table with these axes, if at most ``most``."""
         key = _key(table, axes)
         if key not in self._merged:
             self._merged[key] = _merge(table, axes)
@@ -260,7 +252,6 @@ class _RuleSearch:
         return best
 
     def _split(self, table: np.ndarray, axes: _Axes, position: int, most: int) -> _Rules | None:
-        """Rules that test one axis first, each of whose values makes a difference."""
         n_values = table.shape[position]
         rest = axes[:position] + axes[position + 1 :]
         rules: _Rules = []
@@ -280,7 +271,7 @@ def _key(table: np.ndarray, axes: _Axes) -> _Key:
 
 @dataclass(frozen=True, eq=False)
 class _MergedTable:
-    """A table with one value for all those of an axis that make no difference."""
+    """A table in which values of an axis with equal entries are merged."""
 
     table: np.ndarray
     axes: _Axes  # without those that make no difference at all
@@ -291,7 +282,6 @@ class _MergedTable:
         return _key(self.table, self.axes)
 
     def spread(self, rule: _DecisionRule) -> _DecisionRule:
-        """A rule in terms of the values before."""
         conditions = tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions)
         return _DecisionRule(conditions, rule.value)
 

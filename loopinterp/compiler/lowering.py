@@ -1,8 +1,8 @@
 """Stage 3, lower: the program as three sections of layers over persistent features.
 
-The prelude computes once what reads no variable, the block is ``step``, the coda is ``finish``.
-Every expression becomes a function of features in the stream; it gets a feature of its own where a
-head must read it, where it is a variable, or where its table would be too large otherwise.
+The prelude computes once what reads no variable; the block is ``step``, the coda ``finish``. Every
+expression becomes a function of features in the stream. It gets its own feature if a head must
+read it, if it is a variable, or if its table would be too large otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loopinterp.programs.nodes import Expr, code, postorder
 
 @dataclass(eq=False)
 class LoweredSection:
-    """A section: the features that are needed, in the order in which they were made."""
+    """A section and the features it needs, in the order of their creation."""
 
     name: str
     n_layers: int
@@ -33,8 +33,6 @@ class LoweredSection:
 
 @dataclass(frozen=True, eq=False)
 class LoweredProgram:
-    """The features of a program, and the section that computes each."""
-
     source: ValidatedProgram
     persistent: list[Feature]  # with coordinates of their own
     embedded: Mapping[Feature, FeatureFunction]  # variables whose first value the embedding gives
@@ -45,7 +43,6 @@ class LoweredProgram:
 
     @property
     def sections(self) -> tuple[LoweredSection, LoweredSection, LoweredSection]:
-        """In the order in which they run."""
         return self.prelude, self.block, self.coda
 
 
@@ -53,7 +50,7 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     """Lower a program.
 
     Raises:
-        InputError: an expression cannot be looked up by one layer; the message names it.
+        InputError: If an expression cannot be looked up by one layer; the message names it.
     """
     tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
     indices = Feature("indices", tuple(range(source.max_length)), "indices")
@@ -114,7 +111,7 @@ def _prepare(
     variables: Mapping[str, Feature],
     embedded: tuple[Feature, Feature],
 ) -> tuple[dict[Feature, FeatureFunction], dict[Feature, Feature]]:
-    """The variables' first values: by the embedding where it can, else written by the prelude."""
+    """The variables' first values: from the embedding if possible, else written by the prelude."""
     by_embedding: dict[Feature, FeatureFunction] = {}
     by_prelude: dict[Feature, Feature] = {}
     for name, expr in source.prepare.items():
@@ -129,7 +126,7 @@ def _prepare(
 
 
 def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
-    """The largest expressions of step and finish with heads that read no variable."""
+    """The largest expressions of step and finish that have heads and read no variable."""
     roots = [*source.step.values(), source.finish]
     with_heads: set[Expr] = set()
     for node in postorder(roots):
@@ -152,7 +149,6 @@ def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
 def _section(
     section: SectionLowering, roots: Iterable[Feature], targets: Mapping[Feature, Feature]
 ) -> LoweredSection:
-    """The part of a section that the roots need; heads carry nothing else."""
     needed: set[Feature] = set()
     waiting = list(roots)
     while waiting:
@@ -168,7 +164,7 @@ def _section(
 
 
 class SectionLowering:
-    """The planned layers of one section. ``known`` expressions are in the stream at the start."""
+    """The planned layers of one section; ``known`` expressions are in the stream at the start."""
 
     def __init__(
         self,
@@ -209,7 +205,7 @@ class SectionLowering:
         )
 
     def _readable(self, node: Seq) -> FeatureFunction:
-        """An expression as a function that a head can read; stored first, if need be."""
+        """An expression as a function that a head can read; it is stored if necessary."""
         if not self.functions[node].for_attention:
             self._store(node)
         return self.functions[node]

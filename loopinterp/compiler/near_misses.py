@@ -34,14 +34,15 @@ STORED_OTHERWISE = ("negated", "doubled")
 def near_misses(
     program: LoopProgram | str, *, most: int | None = None, seed: int = 0
 ) -> list[LoopProgram]:
-    """Mutations of a program that answer as it does at T(n), and compile.
+    """Mutations of a program that give its answers at T(n), and compile.
 
-    A mutation acts everywhere or at some tokens; from the first loop where the answers stay right,
-    else once clean runs are constant. A mutation that acts after no interchange is left out.
+    A mutation acts everywhere or at some tokens. It starts at the first loop from which the answers
+    stay right, or else once clean runs are constant. Mutations that no interchange reveals are left
+    out.
 
     Args:
-        most: Return at most this many, of as many kinds as there are; all of them by default.
-        seed: Of the tokens at which some mutations act, of the inputs, and of the choice.
+        most: Return at most this many, of as many kinds as possible; all by default.
+        seed: Seed of the tokens at which some mutations act, of the inputs, and of the choice.
 
     Returns:
         Programs of the same task and T(n). Some are equivalent to the original: see
@@ -59,7 +60,7 @@ def near_misses(
 def near_misses_by_kind(
     program: LoopProgram | str, *, most: NonNegativeInt | None = None, seed: Seed = 0
 ) -> dict[str, list[LoopProgram]]:
-    """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
+    """:func:`near_misses` by kind of mutation; kinds without any are left out."""
     original = get_program(program)
     task = get_task(original.task, **original.task_settings)
     batch = inputs_of(task, LENGTHS, 48, seed=seed)
@@ -109,7 +110,6 @@ def near_misses_by_kind(
 def _answers(
     program: LoopProgram, batch: Batch, needed: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch pos"]:
-    """The answers at each example's T(n), where there is a target."""
     outputs = program.trace(batch.inputs, int(needed.max())).outputs  # [loop, batch, pos]
     at_end = outputs[needed, torch.arange(len(batch))]
     return torch.where(batch.targets == IGNORE, IGNORE, at_end)
@@ -118,7 +118,6 @@ def _answers(
 def _mutations(
     program: LoopProgram, conditions: list[tuple[Condition, Condition]]
 ) -> Iterator[tuple[str, tuple[Callable[[], LoopProgram], ...]]]:
-    """Kinds of mutations, and programs of which the first near miss is taken."""
     reads = reads_of_other_positions(program)
     for kind, mutated in _conditional(program, reads):
         for broadest_first in conditions:
@@ -141,7 +140,6 @@ def _mutations(
 def _conditional(
     program: LoopProgram, reads: list[Seq]
 ) -> Iterator[tuple[str, Callable[[Condition], LoopProgram]]]:
-    """The mutations that act under a condition."""
     read_by_others = {name for read in reads for name in read.variables}
     for name in program.step:
         altered = partial(mutations.altered, program, name)

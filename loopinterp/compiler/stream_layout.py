@@ -1,6 +1,6 @@
-"""Stage 4, lay out: the layers, the coordinates of every feature, and the circuit of both.
+"""Stage 4, lay out: the layers, the coordinates of every feature, and the circuit.
 
-The MLP of the last layer that reads a scratch feature wipes it, and others use its coordinates.
+The MLP of the last layer that reads a scratch feature erases it; others then use its coordinates.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from loopinterp.compiler.lowering import LoweredProgram, LoweredSection
 
 @dataclass(eq=False)
 class LayerLayout:
-    """One layer: its heads, and the features that its MLP writes and wipes."""
-
     heads: list[LoweredHead] = field(default_factory=list)
     writes: list[tuple[Feature, Writes]] = field(default_factory=list)
     wiped: list[Feature] = field(default_factory=list)
 
     @property
     def n_neurons(self) -> int:
-        """Two for each unit and each wiped coordinate, but one where a variable was."""
+        """Two for each unit and each erased coordinate, one for that of a variable."""
         units = sum(len(writes.units) for _, writes in self.writes)
         wiped = sum(f.width * (1 if f.role == "variable" else 2) for f in self.wiped)
         return 2 * units + wiped
@@ -34,15 +32,12 @@ class LayerLayout:
 
 @dataclass(frozen=True, eq=False)
 class StreamLayout:
-    """The layers of each section, for features that have coordinates."""
-
     lowered: LoweredProgram
     sections: dict[str, list[LayerLayout]]
     d_model: int
 
 
 def lay_out(lowered: LoweredProgram) -> StreamLayout:
-    """Place every needed feature, and put layers together."""
     sections = {section.name: _layers(section) for section in lowered.sections}
     start = 0
     for feature in lowered.persistent:
@@ -73,10 +68,10 @@ def _layers(section: LoweredSection) -> list[LayerLayout]:
 
 
 def _place_scratch(section: LoweredSection, start: int) -> int:
-    """Give scratch features the first coordinates that are free while they live; the end used."""
+    """Give scratch features the first coordinates that are free; return the end of those used."""
 
     def birth(feature: Feature) -> int:
-        """When it is written: attention of layer l at 2 l, its MLP at 2 l + 1."""
+        """When it is written: 2 l for attention of layer l, 2 l + 1 for its MLP."""
         return 2 * feature.layer + (0 if feature.head is not None else 1)
 
     busy: list[tuple[int, int, int]] = []  # from, to, free again at
@@ -96,7 +91,6 @@ def _place_scratch(section: LoweredSection, start: int) -> int:
 
 
 def describe(layout: StreamLayout) -> Circuit:
-    """The circuit of a layout, with a name for every node."""
     lowered, source = layout.lowered, layout.lowered.source
     names = _names(lowered)
     # What the prelude writes into a persistent feature is that one.
@@ -154,7 +148,7 @@ def describe(layout: StreamLayout) -> Circuit:
 
 
 def _names(lowered: LoweredProgram) -> dict[Feature, str]:
-    """A name for every feature; what is written in place of another has that one's name."""
+    """A name for every feature; a feature that replaces another has its name."""
     names: dict[Feature, str] = {}
 
     def add(feature: Feature, name: str) -> None:

@@ -1,9 +1,9 @@
 r"""Superposition: the program in fewer dimensions than its features have directions.
 
-h' = W h with a wide matrix W, the frame, and every read of h becomes the least-squares read of h'
-for the states of that site: with rows X that span them, :math:`X^\top (W X^\top)^+`. Down to some
-number of dimensions those reads are exact; below it features interfere, and a search minimises the
-interference.
+The stream becomes h' = W h with a wide matrix W, the frame. Every read of h becomes the
+least-squares read of h' over the states of its site: with rows X that span them,
+:math:`X^\top (W X^\top)^+`. Down to some number of dimensions these reads are exact; below it
+features interfere, and a search minimises the interference.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def superpose(
 ) -> Compiled:
     """Hold the program in fewer dimensions than its features have directions.
 
-    Down to ``circuit.superposition.exact_d_model`` dimensions, the largest dimension of the states
-    of one site, every read is the same number as before, up to rounding: the shares of a feature's
-    values add up to 1, and features that are never in the stream together may share directions.
-    With fewer dimensions values interfere; units absorb some of it, and :func:`check_disguise` and
-    :func:`compare_with_program` measure the outputs.
+    Down to ``circuit.superposition.exact_d_model`` dimensions every read is unchanged, up to
+    rounding. This is the largest dimension that the states of one site span: the shares of a
+    feature's values add up to 1, and features never in the stream together may share directions.
+    With fewer dimensions values interfere. Units absorb some of it; :func:`check_disguise` and
+    :func:`compare_with_program` measure the rest.
 
     Args:
         d_model: Dimensions; by default the fewest in which it is exact.
         steps: Steps of the search for directions (Adam); with 0 they are random.
 
     Raises:
-        InputError: ``d_model`` is not below the model's, or not above what has to keep dimensions
-        of its own; the model is noisy or superposed inexactly.
+        InputError: If ``d_model`` is not below the model's, or leaves no room beside protected
+            directions, or the model is noisy or superposed inexactly.
 
     Example:
         >>> from loopinterp.compiler import compile_program, superpose
@@ -79,8 +79,8 @@ def superpose(
 class _Frame:
     """The narrower stream as a function of the old one, by orthonormal rows.
 
-    Protected old directions have dimensions of their own; the others are mixed in the rest, where a
-    ``residue`` of this size may remain.
+    Protected directions keep their own dimensions. The others are mixed in the rest, where inexact
+    erasure may leave a ``residue`` of this size.
     """
 
     protected: Float[Tensor, "protected d_model"]
@@ -89,11 +89,11 @@ class _Frame:
 
     @property
     def write(self) -> Float[Tensor, "new_d_model d_model"]:
-        """The new stream as a function of the old one."""
+        """The matrix from the old stream to the new one."""
         return torch.cat([self.protected, self.mixed])
 
     def read(self, here: FeaturePoints) -> Float[Tensor, "d_model new_d_model"]:
-        """The best linear read of the old stream from the new one, for the states of a site."""
+        """The best linear read of the old stream from the new one, over the states of a site."""
         x = here.span - here.span @ self.protected.mT @ self.protected  # [row, d_model]
         seen = x @ self.mixed.mT  # [row, mixed]
         if self.residue:  # ridge regression of x on what is seen of it, towards the plain read
@@ -118,8 +118,6 @@ class _Frame:
 
 
 class _Stream:
-    """A model's weights and the features in its stream: what superposing it depends on."""
-
     def __init__(self, compiled: Compiled) -> None:
         self.weights = weights_of(compiled)
         self.compiled, self.circuit = compiled, compiled.circuit
@@ -141,8 +139,8 @@ class _Stream:
     def protected(self) -> Float[Tensor, "protected d_model"]:
         """Directions with dimensions of their own in an inexact superposition.
 
-        What heads write, and numbers, are erased with their errors, which must not grow; so are the
-        reads of heads with uneven attention, whose score errors softmax enlarges.
+        These are what heads write and numbers, because errors in them grow, and the reads of heads
+        with uneven attention, because softmax enlarges errors of the score.
         """
         how = ("mean", "max", "min", "count")
         uneven = {group.id for group in self.circuit.neurons if group.how in how}
@@ -159,7 +157,6 @@ class _Stream:
         return orthonormal(torch.cat(rows))
 
     def superposed(self, width: int, steps: int, seed: int) -> Compiled:
-        """The model in so many dimensions."""
         frame = self._frame(width, steps, torch.Generator().manual_seed(seed))
         old, write = self.compiled.model.config, frame.write
         new = moved(self.weights, write, write.mT)
@@ -190,7 +187,7 @@ class _Stream:
         return rebuilt(self.compiled, new, circuit, disguise, d_model=width, d_head=old.head_width)
 
     def _frame(self, width: int, steps: int, g: torch.Generator) -> _Frame:
-        """Directions in this many dimensions, searched for least collinearity or interference."""
+        """Directions in ``width`` dimensions with the least collinearity or interference found."""
         exact = width >= self.needed
         # Inexact erasure leaves residues of some size, against which reads are made robust.
         protected, residue = (self.distractors, 0.0) if exact else (self.protected, 0.2)
@@ -224,7 +221,7 @@ class _Stream:
 
     @cached_property
     def _program_reads(self) -> list[tuple[Tensor, FeaturePoints, Tensor]]:
-        """Rows that read the stream, the points of their site, the interference they can bear."""
+        """Rows that read the stream, the points of their site, and the tolerated interference."""
         circuit, features, reads = self.circuit, self.features, []
 
         def add(rows: Tensor, here: FeaturePoints, margin: float | Tensor) -> None:
@@ -265,7 +262,7 @@ class _Stream:
 
 
 def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "row d_model"]:
-    """An orthonormal basis of what is written where no feature of the circuit stands."""
+    """An orthonormal basis of what the weights write outside the circuit's features."""
     written = [
         w if "embedding" in name else w.mT if w.ndim == 2 else w[None]
         for name, w in weights.items()

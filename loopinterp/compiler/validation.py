@@ -1,9 +1,9 @@
-"""Stages 1 and 2: what can be compiled, and the finite set of values of every expression.
+"""Stages 1 and 2: which programs compile, and the finite set of values of every expression.
 
-Shorthands are expanded, so that later stages see no shifts. Each value will have a direction, so
-every set must be finite and small. Sets are found by abstract interpretation: an operation's set is
-the image of its arguments' sets, and the variables' are the least that hold ``prepare`` and are
-closed under ``step``. They may hold values that never occur.
+Shorthands such as shifts are expanded. Each value gets a direction, so every set must be finite and
+small. Sets are found by abstract interpretation: an operation's set is the image of its arguments'
+sets; the variables' sets are the least that contain ``prepare`` and are closed under ``step``. They
+may contain values that never occur.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Known = dict[Expr, FeatureFunction]
 
 @dataclass(frozen=True)
 class ValidatedProgram:
-    """A program ready for the compiler: every variable has a step, and no shorthand is left."""
+    """A program ready for the compiler: every variable has a step, and shorthands are expanded."""
 
     program: LoopProgram
     prepare: dict[str, Seq]
@@ -54,12 +54,10 @@ class ValidatedProgram:
 
     @property
     def roots(self) -> dict[str, Iterable[Seq]]:
-        """The expressions of each part."""
         parts = {"prepare": self.prepare.values(), "step": self.step.values()}
         return {**parts, "finish": [self.finish]}
 
     def where(self, node: Expr) -> str:
-        """A node and its part of the program, for error messages."""
         part = next((f" in {part}" for part, x in self.roots.items() if node in postorder(x)), "")
         return f"{node!r}{part} of program {self.program.name}"
 
@@ -68,11 +66,7 @@ class ValidatedProgram:
 def validate(
     program: LoopProgram | str, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 ) -> ValidatedProgram:
-    """Expand the shorthands of a program, and find its selections.
-
-    Raises:
-        InputError: no loop program, or a length out of range.
-    """
+    """Expand the shorthands of a program, and find its selections."""
     program = get_program(program)
     # Every node with every shift in it replaced by what it stands for.
     plain = rewritten(
@@ -97,7 +91,7 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
     """The values of every sequence of a program, on inputs of up to ``max_length`` positions.
 
     Raises:
-        InputError: an expression has too many values, or one that it cannot work with.
+        InputError: If an expression has too many values, or values it cannot work with.
 
     Example:
         >>> source = validate("copy", max_length=4)
@@ -138,7 +132,6 @@ def _leaf(values: Values) -> FeatureFunction:
 
 
 def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> None:
-    """Add the sequences below some roots to what is known."""
     for node in postorder(roots, known):
         if not isinstance(node, Seq):
             continue
@@ -167,8 +160,8 @@ def _of_operation(
 ) -> FeatureFunction:
     """An operation as a function of the leaves of its arguments.
 
-    An argument that is read twice has one value: ``where(x > 0, x - 1, x)``. Beyond 2**16
-    combinations of leaves the values of the arguments are combined instead.
+    An argument that is read twice has one value, as in ``where(x > 0, x - 1, x)``. Beyond 2**16
+    combinations of leaves, the values of the arguments are combined instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)

@@ -1,4 +1,4 @@
-"""The base of all packages: errors, settings, results, files, intervals, texts, progress."""
+"""The base of all packages: errors, settings, results, files."""
 
 import lazy_loader
 

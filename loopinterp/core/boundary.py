@@ -1,6 +1,7 @@
-"""The boundary: a public call's plain arguments are checked against their annotations, once.
+"""The boundary: a public call's arguments are checked against their annotations, once.
 
-The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``.
+The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``. Devices are
+checked by :func:`resolve_device`.
 """
 
 from __future__ import annotations
@@ -8,31 +9,45 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from loopinterp.core.errors import MOST_LOOPS
-from loopinterp.core.settings import schema_error
+from loopinterp.core.errors import (
+    MOST_LOOPS,
+    ArgumentError,
+    InputError,
+    shown_value,
+    unknown_name,
+)
+from loopinterp.core.settings import schema_error, spell_schema
+
+if TYPE_CHECKING:
+    import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 """A number of loops of one run."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a public function or method as it is called.
+    """Check the arguments of a public function or method when it is called.
 
-    Numbers, truth values, texts, choices, ``None`` and sequences of these are checked; an
-    ``InputError`` names an argument of another type or out of range. NumPy's numbers become
-    Python's, its arrays and ranges lists. Arguments of other types (models, tensors) pass as they
-    are.
+    Numbers, truth values, texts, choices, ``None``, sequences of these, tensors, mappings,
+    functions and paths are checked; an ``InputError`` names an argument of another type or out of
+    range, an ``ArgumentError`` one that is missing or unknown. NumPy's numbers become Python's,
+    its arrays and ranges lists; lists and arrays become tensors where a tensor is asked for.
+    Arguments of other types (models, tasks) pass as they are.
 
     Example:
         >>> from pydantic import PositiveInt
@@ -48,17 +63,18 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.cache
     def arguments() -> dict[str, _Argument]:
         # At the first call: annotations may name later imports and definitions.
-        hints = {p.name: _resolve(p.annotation, function) for p in signature.parameters.values()}
-        plain = {int, float, bool, str, type(None)}
-        return {
-            name: _Argument(name, hint)
-            for name, hint in hints.items()
-            if hint is not None and _parts(hint) <= plain
-        }
+        plain = [p for p in signature.parameters.values() if p.kind not in _SEVERAL]
+        hints = {p.name: _resolve(p.annotation, function) for p in plain}
+        every = {name: _Argument(name, hint) for name, hint in hints.items() if hint is not None}
+        return {name: argument for name, argument in every.items() if argument.is_known}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            wrong = _wrong_call(function, signature, arguments(), args, kwargs)
+            raise (wrong or error) from None
         for name, argument in arguments().items():
             if name in bound.arguments:
                 bound.arguments[name] = argument.check(bound.arguments[name])
@@ -67,17 +83,97 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def _wrong_call(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    arguments: Mapping[str, _Argument],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> ArgumentError | None:
+    """The error for an unknown or a missing argument; None for too many of them."""
+    names = [name for name in signature.parameters if name != "self"]
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for given in kwargs:
+        if given not in names and not takes_any:
+            return unknown_name(f"argument of {name}", given, names, ArgumentError)  # type: ignore[return-value]
+    try:
+        there = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    missing = next(
+        key
+        for key, parameter in signature.parameters.items()
+        if key not in there
+        and parameter.default is parameter.empty
+        and parameter.kind not in _SEVERAL
+    )
+    expected = arguments[missing].expected if missing in arguments else "a value"
+    fix = f"Pass {missing} to {name}."
+    return ArgumentError(missing, expected=expected, given="nothing", fix=fix)
+
+
+_CLASSES: dict[Any, str] = {
+    Mapping: "a mapping",
+    Callable: "a function",
+    Path: "a path",
+    np.ndarray: "an array",
+}
+"""What is checked by its class alone, beside tensors, and how an error calls it."""
+
+
 class _Argument:
+    """One argument: its alternatives that are plain (numbers, texts …), and those by class."""
+
     def __init__(self, name: str, hint: Any) -> None:
         self.name = name
-        self.adapter = TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+        words = dict(_CLASSES)
+        if self._torch is not None:
+            words[self._torch.Tensor] = "a tensor"
+        alternatives = _alternatives(hint)
+        plain = [x for x in alternatives if _parts(x) <= {int, float, bool, str, type(None)}]
+        rest = [typing.get_origin(x) or x for x in alternatives if x not in plain]
+        self.is_known = all(x in words for x in rest)
+        self.classes = tuple(x for x in rest if x in words)
+        self.adapter, spelled = None, []
+        if plain and self.is_known:
+            whole: Any = Union[tuple(plain)]  # noqa: UP007
+            self.adapter = TypeAdapter(whole, config=ConfigDict(strict=True, allow_inf_nan=False))
+            spelled = [spell_schema(self.adapter.json_schema())]
+        self.expected = " or ".join([*spelled, *(words[x] for x in self.classes)])
+        # A list is a tensor's numbers, unless lists are asked for beside tensors.
+        listed = any(typing.get_origin(x) is Sequence for x in plain)
+        self.takes_lists = "a tensor" in self.expected and not listed
+        # What each name of a mapping has, where that can be checked.
+        of = next((typing.get_args(x) for x in alternatives if typing.get_origin(x) is Mapping), ())
+        self.values = _Argument(name, of[1]) if len(of) == 2 else None
 
-    def check(self, value: Any) -> Any:
+    @property
+    def _torch(self) -> Any:
+        return sys.modules.get("torch")  # without it there are no tensors
+
+    def check(self, value: Any, place: str = "") -> Any:
         """The value in Python's own types; an ``InputError`` if it does not fit."""
-        try:
-            return self.adapter.validate_python(_python_value(value))
-        except ValidationError:
-            raise schema_error(self.name, value, self.adapter.json_schema()) from None
+        name = f"{self.name}{place}"
+        if isinstance(value, self.classes):
+            if self.values is None or not self.values.is_known or not isinstance(value, Mapping):
+                return value
+            return {name: self.values.check(x, f"[{name!r}]") for name, x in value.items()}
+        if self.takes_lists and isinstance(value, (list, tuple, range, np.ndarray)):
+            try:
+                return self._torch.as_tensor(value if isinstance(value, np.ndarray) else [*value])
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                pass  # no numbers, or rows of different lengths
+        schema: dict[str, Any] = {}
+        if self.adapter is not None:
+            try:
+                return self.adapter.validate_python(_python_value(value))
+            except ValidationError:
+                schema = self.adapter.json_schema()
+        if schema and not self.classes:
+            raise schema_error(name, value, schema)
+        fix = f"Change {name}."
+        raise InputError(name, expected=self.expected, given=shown_value(value), fix=fix)
 
 
 def _python_value(value: Any) -> Any:
@@ -96,13 +192,32 @@ def _python_value(value: Any) -> Any:
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The type that an annotation names; None for names that only type checkers import."""
+    """The type of an annotation; None for names that only type checkers import."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
+    names: dict[str, Any] = {"Mapping": Mapping, "Callable": Callable, "Path": Path}
+    if "torch" in sys.modules:
+        names["Tensor"] = sys.modules["torch"].Tensor
+    names |= getattr(inspect.unwrap(function), "__globals__", {})
+    names |= dict.fromkeys(("Bool", "Complex", "Float", "Int", "Integer", "Shaped"), _Shaped)
     try:
-        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+        return eval(annotation, names)
     except (NameError, TypeError, SyntaxError):  # SyntaxError: jaxtyping's shapes
         return None
+
+
+class _Shaped:
+    """In place of jaxtyping's types, which only type checkers import: the array that they are."""
+
+    def __class_getitem__(cls, of: tuple[Any, str]) -> Any:
+        return of[0]
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The members of a union, or the one type."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return [part for arg in typing.get_args(hint) for part in _alternatives(arg)]
+    return [hint]
 
 
 def _parts(hint: Any) -> set[Any]:
@@ -114,3 +229,37 @@ def _parts(hint: Any) -> set[Any]:
     if origin in (Union, types.UnionType, Sequence):
         return set().union(*(_parts(arg) for arg in args))
     return {hint}
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device of a name; ``auto`` is the GPU where there is one.
+
+    Raises:
+        InputError: If the name is unknown, or the device is not there.
+    """
+    import torch
+
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        there = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        there = None
+    if there is None or device == "meta":  # which holds no values
+        raise unknown_name("device", device, ("auto", "cpu", "cuda"))
+    got, fix = "none on this machine", "Use the device cpu."
+    if there.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (there.index or 0) < count:
+            return there
+        if count:
+            got, fix = f"only {count} of them", f"Use a number below {count}."
+    else:
+        try:
+            torch.empty(0, device=there)
+            return there
+        except (RuntimeError, AssertionError, NotImplementedError):
+            pass
+    kind = "GPU" if there.type == "cuda" else f"{there.type} device"
+    expected = f"a {kind} that PyTorch can use"
+    raise InputError(f"device {str(device)!r}", expected=expected, given=got, fix=fix)

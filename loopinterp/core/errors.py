@@ -1,4 +1,4 @@
-"""Errors with the expected and the given value and a fix; checks that raise them."""
+"""Errors with an expected value, a given value and a fix."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import difflib
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 GREATEST_SEED = 2**63 - 1
-"""Seeds are 0 or more and fit into 64 bits, everywhere."""
+"""Seeds fit into 64 bits."""
 
 MOST_THREADS = 256
-"""CPU threads at most: thousands of them do not start."""
+"""CPU threads at most."""
 
 MOST_LOOPS = 100_000
-"""Loops of one run: more are taken for a slip."""
+"""Loops of one run at most."""
 
 
 class InputError(ValueError):
     """A user's input cannot be used. The command line prints it and exits with status 2.
 
     Args:
-        what: The wrong thing ("n_loops", "checkpoint runs/a/model.safetensors").
-        expected: Input that would be accepted.
-        given: The input.
-        fix: One sentence: what to do.
+        what: The input's name ("n_loops", "checkpoint runs/a/model.safetensors").
 
     Example:
         >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass 1."))
@@ -43,8 +40,19 @@ def _cut(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
 
 
+class ArgumentError(InputError, TypeError):
+    """An argument of a call is missing or unknown; a TypeError too, as Python's own would be."""
+
+
+class UnknownKeyError(InputError, KeyError):
+    """A name in square brackets is unknown; a KeyError too, which mappings raise."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ConfigError(InputError):
-    """A configuration value is unknown, out of range, or in conflict with another one."""
+    """A configuration value is unknown, out of range, or in conflict."""
 
 
 class HookError(InputError):
@@ -52,24 +60,37 @@ class HookError(InputError):
 
 
 class CheckpointError(InputError):
-    """A saved file is missing, damaged, truncated, mismatched, or of a refused kind."""
+    """A saved file is missing, damaged, mismatched, or of a refused kind."""
 
 
 def unknown_name(
     what: str, name: Any, known: Iterable[str], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for an unknown name; it suggests the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     fix = f"Did you mean {near[0]!r}?" if near else "Use one of the names listed."
-    return error(what, expected=f"one of {shown or '(none)'}", given=repr(name), fix=fix)
+    if len(names) == 1 and not near:
+        fix = f"Pass {names[0]!r}."
+    return error(what, expected=spell_choices(names), given=repr(name), fix=fix)
+
+
+def spell_choices(names: Sequence[str]) -> str:
+    """The names that one may choose: the first twelve; a single one is quoted.
+
+    Example:
+        >>> spell_choices(["each"]), spell_choices(["cpu", "cuda"])
+        ("'each'", 'one of cpu, cuda')
+    """
+    if len(names) == 1:
+        return repr(names[0])
+    shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    return f"one of {shown or '(none)'}"
 
 
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is one of the choices; else an ``InputError`` suggests the nearest."""
+    """The value, if it is a choice; else raise :func:`unknown_name`."""
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
@@ -77,7 +98,6 @@ def check_choice(
 
 
 def check_new_name(what: str, name: str, known: Collection[str]) -> None:
-    """Raise if a name is registered already."""
     if name in known:
         expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
         raise InputError(what, expected=expected, given=repr(name), fix=fix)
@@ -95,7 +115,7 @@ def check_integer(
 ) -> int:
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
 
-    More than ``far`` is taken for a slip; the message names that end only then.
+    More than ``far`` is taken for a mistake; only then does the message name that end.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if integer and far is not None and int(value) > far:
@@ -108,14 +128,13 @@ def check_integer(
 
 
 def check_seed(seed: Any) -> int:
-    """The seed, if it is an integer from 0 to :data:`GREATEST_SEED`."""
     return check_integer("seed", seed, least=0, most=GREATEST_SEED)
 
 
 def check_number(
     what: str, value: Any, *, least: float | None = None, most: float | None = None
 ) -> float:
-    """The value as a ``float``, if it is a finite number (NumPy's too) in ``least .. most``."""
+    """The value as a ``float``, if finite (NumPy's too) and in ``least .. most``."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
         finite = number and math.isfinite(value)
@@ -128,7 +147,6 @@ def check_number(
 
 
 def shown_value(value: Any) -> str:
-    """A short repr, as errors repeat a value."""
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of more digits than Python writes
@@ -145,7 +163,7 @@ def spell_range(
     above: float | None = None,
     below: float | None = None,
 ) -> str:
-    """A range in words, with a space before them; nothing where there is none."""
+    """A range in words, after a space; "" without ends."""
     if least is not None and most is not None:
         return f" in {least}..{most}"
     ends = {">": above, ">=": least, "<": below, "<=": most}

@@ -1,4 +1,4 @@
-"""Estimates with their intervals, bands of values, and tables of both."""
+"""Estimates with intervals, bands of values, and tables of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 ESTIMATE = "estimate"
-"""The axis of an estimate: its value, and the ends of its 95% interval."""
+"""The axis of a value and its 95% interval."""
 
 ENDS = ("value", "low", "high")
 
@@ -24,16 +24,14 @@ ENDS = ("value", "low", "high")
 def wilson_estimate(
     successes: ArrayLike, trials: ArrayLike, *, independent: ArrayLike | None = None
 ) -> np.ndarray:
-    """A share with Wilson's 95% score interval as an estimate [..., (value, low, high)].
+    """A share with Wilson's 95% score interval, as an estimate [..., (value, low, high)].
 
     ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n`` and
-    ``z = 1.96``, the quantile of the normal distribution; NaN where there are no trials.
+    ``z = 1.96``; NaN where there are no trials.
 
     Args:
-        successes: Trials that succeeded, in any shape.
-        trials: n.
-        independent: Independent trials, where several are made on one input, for instance: the
-            interval is that of the same share of so many trials.
+        independent: Number of independent trials, if smaller (several trials on one input); it
+            replaces n in the interval.
 
     Source: Wilson (1927), doi 10.1080/01621459.1927.10502953.
 
@@ -58,7 +56,7 @@ def wilson_estimate(
 def mean_estimate(values: ArrayLike) -> np.ndarray:
     """The mean over the last axis with its 95% interval, as an estimate [..., (value, low, high)].
 
-    ``m -+ 1.96 s / sqrt(n)`` with the standard deviation s of the n values; of one, NaN ends.
+    ``m -+ 1.96 s / sqrt(n)`` with the standard deviation s; the ends are NaN for one value.
 
     Example:
         >>> mean_estimate([1.0, 2.0, 3.0]).round(2).tolist()
@@ -71,12 +69,10 @@ def mean_estimate(values: ArrayLike) -> np.ndarray:
 
 
 def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
-    """A table of arrays with the same axes: a row for each cell, a column for each axis and array.
+    """A table with a row for each cell, and a column for each axis and array.
 
-    An estimate called ``iia`` becomes three columns, ``iia``, ``iia_low`` and ``iia_high``.
-
-    Raises:
-        InputError: arrays of different axes.
+    An estimate ``iia`` becomes the columns ``iia``, ``iia_low`` and ``iia_high``. Arrays need equal
+    axes.
     """
     import pandas as pd
     import xarray as xr
@@ -100,7 +96,7 @@ def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
 
 
 def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArray:
-    """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
+    """:func:`wilson_estimate` on named axes; adds the axis ``estimate``."""
     import xarray as xr
 
     estimate = xr.apply_ufunc(wilson_estimate, successes, trials, output_core_dims=[[ESTIMATE]])
@@ -108,13 +104,13 @@ def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArr
 
 
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
-    """The share of hits (booleans) over some axes, as an estimate with Wilson's 95% interval."""
+    """The share of hits over some axes, with Wilson's 95% interval."""
     trials = int(np.prod([hits.sizes[axis] for axis in over]))
     return wilson_of(hits.sum(over), trials)
 
 
 def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
-    """The median over some axes, with the 10% and 90% quantiles in the place of an interval.
+    """The median over some axes, with the 10% and 90% quantiles as ends.
 
     NaN is left out; infinity counts as larger than any number.
     """
@@ -127,7 +123,7 @@ def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
 def bootstrap_ratio(
     part: ArrayLike, whole: ArrayLike, *, resamples: int = 1000, seed: int = 0
 ) -> xr.DataArray:
-    """The ratio of the sums of ``part`` and ``whole`` over examples, with a 95% bootstrap interval.
+    """``sum(part) / sum(whole)`` over examples, with a 95% bootstrap interval.
 
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, chapter 13.
 

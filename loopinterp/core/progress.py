@@ -1,7 +1,7 @@
-"""Progress bars of calls that take longer than two seconds, and the stages of a longer job.
+"""Progress bars of calls longer than two seconds, and the timed stages of a longer job.
 
-``LOOPINTERP_PROGRESS=0`` in the environment switches bars off, as does :func:`showing` for a part
-of a program (``--no-progress`` of the command line). Of nested loops the outermost has the bar.
+``LOOPINTERP_PROGRESS=0`` in the environment, ``--no-progress`` on the command line and
+:func:`showing` switch bars off. Of nested loops only the outermost has a bar.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _open: ContextVar[bool] = ContextVar("open", default=False)
 
 @contextmanager
 def showing(visible: bool) -> Iterator[None]:
-    """Show bars inside, or none."""
+    """Show or hide bars inside."""
     token = _shown.set(visible)
     try:
         yield
@@ -39,9 +39,9 @@ def showing(visible: bool) -> Iterator[None]:
 
 
 def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterator[T]:
-    """The items, with a bar on stderr once they have taken two seconds.
+    """The items, with a bar on stderr after two seconds.
 
-    ``about`` names the work in a word or two; ``total`` is the number of items without a length.
+    ``about`` names the work in a word or two; ``total`` is needed for items without a length.
     """
     if _open.get() or _switched_off():
         yield from items
@@ -61,7 +61,7 @@ def _switched_off() -> bool:
 def bar(
     about: str, *, items: Iterable[Any] | None = None, disable: bool = False, **options: Any
 ) -> Any:
-    """tqdm's bar for a terminal, a notebook or a pipe; options are tqdm's own."""
+    """tqdm's bar for a terminal, a notebook or a log."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # in a notebook without widgets it is one of text
         from tqdm.auto import tqdm
@@ -74,7 +74,7 @@ def bar(
 
 
 class _Lines:
-    """Standard error for a bar in a log: a line for each of its states."""
+    """Standard error for a log: one line per update."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -85,10 +85,9 @@ class _Lines:
 
 
 class Stages:
-    """Names each stage on stderr where ``show``, and keeps its seconds in a run's folder, if given.
+    """Names each stage on stderr if ``show``, and records its seconds in a run's folder, if given.
 
-    Args:
-        owner: The run as it is now, to which the reasons of skipped studies belong.
+    Skipped studies are noted for the run ``owner``.
     """
 
     def __init__(self, run: Path | None = None, *, show: bool, owner: Owner | None = None) -> None:
@@ -100,7 +99,6 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str, about: str) -> Iterator[None]:
-        """One stage, timed."""
         self._say(f"{name}: {about}\n")
         start = time.perf_counter()
         with showing(self._show):
@@ -110,7 +108,7 @@ class Stages:
         self._note(seconds={name: seconds})
 
     def skip(self, name: str, reason: str) -> None:
-        """Note that a study is skipped; the reason is a clause that follows "because"."""
+        """Note a skipped study; the reason is a clause that follows "because"."""
         self._say(f"{name}: skipped, because {reason}\n")
         self._note(skipped={name: reason}, owner=self._owner)
 

@@ -1,8 +1,7 @@
-"""Results of studies: named axes, estimates with their intervals, provenance; one file each.
+"""Results of studies: named axes, estimates with intervals, provenance, one file each.
 
-A study is a function that returns a :class:`Result`. Its numbers are one ``xarray.Dataset``, so
-that a cell has a name (``result.data["iia"].sel(program="ripple", delay="end")``). Figures and
-findings are registered for its type in another module, which is imported when they are needed.
+The numbers of a :class:`Result` are one ``xarray.Dataset``, so cells have names:
+``result.data["iia"].sel(program="ripple", delay="end")``.
 """
 
 from __future__ import annotations
@@ -50,13 +49,12 @@ if TYPE_CHECKING:
 
 
 SUFFIX = ".safetensors"
-"""The end of a saved result's file name."""
 
 _HEADER = "loopinterp.result"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """The first 12 hex digits of the SHA-256 of a config's canonical JSON."""
+    """First 12 hex digits of the SHA-256 of the canonical JSON."""
     canonical = json.dumps(config, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -66,12 +64,8 @@ class Provenance:
     """The origin of a result.
 
     Attributes:
-        seed: Seed of the study's generator.
-        config: Configuration of the study and of the model, JSON-ready.
-        config_hash: :func:`config_hash` of ``config``.
-        version: Version of loopinterp.
-        wall_time: Seconds the study took.
-        run: :func:`config_hash` of the ``config.json`` of the run that was studied, if any.
+        config: Configuration of study and model, JSON-ready.
+        run: :func:`config_hash` of the ``config.json`` of the studied run, if any.
     """
 
     seed: int
@@ -83,7 +77,7 @@ class Provenance:
 
     @property
     def weights(self) -> list[str]:
-        """SHA-256 of the weights of the models studied, from ``describe_model``."""
+        """SHA-256 of the weights of each model studied."""
         several = self.config.get("models")
         models = [self.config.get("model"), *(several if isinstance(several, list) else [])]
         digest = "weights_sha256"
@@ -91,7 +85,7 @@ class Provenance:
 
 
 class Stopwatch:
-    """Fills in a :class:`Provenance` when the study is done."""
+    """Makes the :class:`Provenance` when the study is done."""
 
     def __init__(self, seed: int, config: Mapping[str, Any]) -> None:
         self._seed, self._config, self._start = seed, dict(config), time.perf_counter()
@@ -110,23 +104,19 @@ class Stopwatch:
 
 @contextmanager
 def study(seed: int, **config: Any) -> Iterator[Stopwatch]:
-    """Time a study and describe it: ``with study(seed, model=..., loops=8) as watch: ...``."""
+    """Time and describe a study: ``with study(seed, model=..., loops=8) as watch: ...``."""
     yield Stopwatch(check_seed(seed), config)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Figure:
     """A figure as the report shows it.
 
     Attributes:
-        title: A few words.
-        plot: The Plotly figure, or the :class:`~loopinterp.figures.CircuitGraph` of a circuit.
-        caption: How to read it, in plain words.
-        control: The control and its result ("" where none applies).
-        data: The table behind it, linked from the report.
-        code: Text printed under it unchanged, such as a program.
-        section: The report section it belongs to ("convergence", "program", …); by default that
-            of the module that makes it.
+        plot: A Plotly figure, or the :class:`~loopinterp.figures.CircuitGraph` of a circuit.
+        control: The control and its result, if any.
+        code: Text printed unchanged under it, such as a program.
+        section: The report section; by default that of the module that makes it.
     """
 
     title: str
@@ -138,30 +128,38 @@ class Figure:
     code: str = ""
 
     def save(self, path: str | Path, *, width: int = 800) -> Path:
-        """Write the figure with its title, by the ending of the name: html, svg, png or pdf.
+        """Write the figure with its title, as html, svg, png or pdf by the file's ending.
 
-        Pictures of Plotly figures need kaleido; see :func:`loopinterp.figures.save_figure`.
+        See :func:`loopinterp.figures.save_figure`.
         """
         save_figure = importlib.import_module("loopinterp.figures").save_figure
         return save_figure(self.plot, path, title=self.title, width=width)
 
-    def _ipython_display_(self) -> None:
-        """In a notebook: the figure itself."""
-        from IPython.display import display
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}, {type(self.plot).__name__})"
 
-        display(self.plot)
+    def _ipython_display_(self) -> None:
+        """In a notebook: the title, the figure, how to read it, and the control."""
+        from IPython.display import HTML, display
+
+        parts = [("p", self.caption), ("p", self.control), ("pre", self.code)]
+        below = "".join(f"<{tag}>{escape(text)}</{tag}>" for tag, text in parts if text)
+        # A legend hung on the top of the figure stays above it where a notebook resizes it.
+        display(importlib.import_module("loopinterp.figures.saving").titled(self.plot, self.title))
+        if below:
+            display(HTML(below))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement of a result, in plain words, for the report's summary.
+    """One statement of a result, for the report's summary.
 
     Attributes:
         text: A whole sentence that someone new to the field understands.
         kind: The report section, as in :attr:`Figure.section`, or ``"verdict"`` (shown first).
-        value: The one number or name that carries it, formatted ("1.00", "loop 17"), or "".
-        good: Whether one hopes for this; None where that has no meaning.
-        label: A few words for the value, as the heading of its fold.
+        value: Its one number or name, formatted ("1.00", "loop 17"), or "".
+        good: Whether this is desirable; None where that has no meaning.
+        label: A few words for the value, as a heading.
     """
 
     text: str
@@ -174,13 +172,13 @@ class Finding:
 
 @singledispatch
 def figures_of(result: Result) -> list[Figure]:
-    """The figures of a result; implementations are registered for its type."""
+    """The figures of a result; register one function per type."""
     return []
 
 
 @singledispatch
 def findings_of(result: Result) -> list[Finding]:
-    """The findings of a result, the most telling first; registered for its type."""
+    """The findings of a result, the most important first; register one function per type."""
     return []
 
 
@@ -188,10 +186,10 @@ def findings_of(result: Result) -> list[Finding]:
 class Result:
     """Base of every study's result.
 
-    A subclass is a frozen, keyword-only dataclass with a stable ``kind``, under which it is
-    saved. ``VARIABLES`` declares its arrays with their axes, in the fixed order loop, layer,
-    batch, head, pos, feature; an axis ``estimate`` holds a value and the ends of its interval.
-    Every other field is JSON-ready (numbers, strings, lists, dicts, dataclasses of these).
+    A subclass is a frozen, keyword-only dataclass with a stable ``kind``. ``VARIABLES`` declares
+    its arrays with their axes, in the order loop, layer, batch, head, pos, feature; an axis
+    ``estimate`` holds a value and its interval. All other fields are JSON-ready (numbers, strings,
+    lists, dicts, dataclasses of these).
 
     Example:
         >>> @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -238,12 +236,11 @@ class Result:
     def of(
         cls, watch: Stopwatch, *, coords: Mapping[str, Any] | None = None, **values: Any
     ) -> Self:
-        """Build a result from arrays (those of ``VARIABLES``; None where absent) and fields.
+        """Build a result from arrays (those of ``VARIABLES``) and fields.
 
         Args:
-            watch: The study's stopwatch.
-            coords: Axis -> its coordinates; axes left out are counted from 0.
-            values: Arrays (NumPy's, or tensors on any device) and fields, by name.
+            coords: Axis -> its coordinates; other axes are counted from 0.
+            values: Arrays (NumPy's, or tensors on any device; None if absent) and fields, by name.
         """
         import xarray as xr
 
@@ -268,25 +265,22 @@ class Result:
         return [dataclasses.replace(f, section=f.section or section) for f in figures_of(self)]
 
     def findings(self) -> list[Finding]:
-        """The findings of this result in plain words, the most telling first."""
+        """The findings of this result, the most important first."""
         section = _import_figures(type(self))
         return [dataclasses.replace(f, kind=f.kind or section) for f in findings_of(self)]
 
     def show(self) -> None:
-        """Print the findings, and show the figures (in a notebook, or in a browser)."""
+        """Print the findings, and show the figures."""
         print("\n".join(finding.text for finding in self.findings()))  # noqa: T201
         for figure in self.figures():
             figure.plot.show()
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
-        """A tidy table: a row for each cell, a column for each axis and each array.
+        """A table with a row for each cell, and a column for each axis and array.
 
         Args:
-            names: The arrays wanted; by default all that have the axes of the widest one. An
-                estimate becomes three columns (``iia``, ``iia_low``, ``iia_high``).
-
-        Raises:
-            InputError: an unknown array, or arrays of different axes.
+            names: Arrays of equal axes; by default all with the axes of the widest one. An estimate
+                becomes three columns (``iia``, ``iia_low``, ``iia_high``).
         """
         for name in names:
             if name not in self.data.data_vars:
@@ -307,17 +301,12 @@ class Result:
         return f"<p><code>{escape(repr(self))}</code></p><ul>{items}</ul>"
 
     def _ipython_display_(self) -> None:
-        """In a notebook: the findings, and the main figure."""
         from IPython.display import HTML, display
 
         display(HTML(self._repr_html_()), *self.figures()[:1])
 
     def save(self, folder: str | Path, name: str | None = None) -> Path:
-        """Write one file, ``NAME.safetensors`` (the kind by default), complete or not at all.
-
-        Raises:
-            InputError: If the name is not that of a file, or the folder cannot be written.
-        """
+        """Write ``NAME.safetensors`` (by default named after the kind), complete or not at all."""
         fields = [f.name for f in dataclasses.fields(self) if f.name not in ("data", "provenance")]
         header = {
             "kind": self.kind,
@@ -334,11 +323,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a result back.
-
-        Raises:
-            CheckpointError: If the file is missing, damaged, or holds a result of another kind.
-        """
+        """Read a result; a damaged file or another kind is a ``CheckpointError``."""
         import xarray as xr
 
         arrays, header = _read(Path(path))
@@ -377,11 +362,10 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _import_figures(cls: type[Result]) -> str:
-    """Import the figures and findings of a class, and return the section they belong to.
+    """Import the module of a class's figures and findings; return their report section.
 
-    They are in a module named like the class's with ``_figures`` at its end, or in the
-    ``figures`` of its package. The section is the registered one of the kind, or else the
-    module's ``SECTION``, one for all or by kind.
+    The module is the class's own with ``_figures`` at its end, or ``figures`` of its package. The
+    section is the kind's registered one, else that module's ``SECTION``.
     """
     section = _KINDS[cls.kind].section if cls.kind in registered_kinds() else ""
     for base in cls.__mro__:
@@ -399,11 +383,11 @@ def _import_figures(cls: type[Result]) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A registered kind of saved result, defined in ``module``, in a section of the report.
+    """A kind of saved result, defined in ``module``, with its section of the report.
 
     Attributes:
         study: The study of ``loopinterp analyze`` that makes it, if any.
-        tasks: Tasks that the study serves; any if empty.
+        tasks: Tasks that the study serves; all if empty.
         of_programs: Whether it serves only tasks that a stock program solves.
     """
 
@@ -418,26 +402,21 @@ _KINDS: dict[str, Kind] = {}
 
 
 def register_kind(kind: str, module: str, section: str = "", **study: Any) -> None:
-    """Register the module of a kind of result, for :func:`load_result` and the report.
-
-    Arguments are those of :class:`Kind`; a kind that is registered already is an ``InputError``.
-    """
+    """Register a kind of result, for :func:`load_result` and the report; see :class:`Kind`."""
     check_new_name("kind of result", kind, _KINDS)
     _KINDS[kind] = Kind(module, section, **study)
 
 
 def registered_kinds() -> Mapping[str, Kind]:
-    """The registered kinds of result: the package's own and those added to them."""
     # The catalogue registers the package's kinds; by name, as core imports nothing above it.
     importlib.import_module("loopinterp.app.catalogue")
     return dict(_KINDS)
 
 
 def load_result(path: str | Path) -> Result:
-    """Read any saved result; nothing is unpickled, and no name in the file is imported.
+    """Read any saved result, without unpickling and without imports named in the file.
 
-    Raises:
-        CheckpointError: If the file is missing or damaged, or of an unknown kind.
+    A file that is missing, damaged or of an unknown kind is a ``CheckpointError``.
     """
     kind = _read(Path(path))[1]["kind"]
     registered = registered_kinds()
@@ -451,11 +430,7 @@ def load_result(path: str | Path) -> Result:
 
 
 def result_files(folder: str | Path) -> Iterator[Path]:
-    """The saved results in a folder, in alphabetical order; none where there is no folder.
-
-    Raises:
-        CheckpointError: If the folder cannot be read.
-    """
+    """The saved results in a folder, in alphabetical order; none without a folder."""
     folder = Path(folder)
     try:
         files = sorted(p for p in folder.iterdir() if p.suffix == SUFFIX) if folder.exists() else []

@@ -1,9 +1,9 @@
-"""The files of a run and the run that each belongs to; the notes of how the run was made.
+"""The files of a run, the run that each belongs to, and notes of how the run was made.
 
 A run is known by the :func:`~loopinterp.core.results.config_hash` of its ``config.json``, which
 weights, checkpoint, ``made.json`` and every result hold. Weights and checkpoint also hold the
-number and SHA-256 of the lines of ``metrics.jsonl`` at their writing. The lines reach the disk
-first, so that a kill between the two leaves more lines than are sealed, and never fewer.
+number and SHA-256 of the lines of ``metrics.jsonl``. The lines are written first: after a kill
+there may be more lines than sealed, never fewer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RUN, _LINES, _METRICS = "loopinterp.run", "loopinterp.metrics.lines", "loopinte
 
 
 class Mismatch(Enum):
-    """A reason why a file of a run's folder is not, or may not be, the run's."""
+    """Why a file in a run's folder is not, or may not be, the run's."""
 
     OTHER_RUN = "other run"
     OTHER_WEIGHTS = "other weights"
@@ -56,11 +56,11 @@ class Mismatch(Enum):
 
 @dataclass(frozen=True)
 class Seal:
-    """The run that a file of tensors belongs to, with the lines of metrics before its writing.
+    """The run that a file of tensors belongs to, and the lines of metrics before it.
 
     Attributes:
         run: :func:`~loopinterp.core.results.config_hash` of the run's ``config.json``.
-        metrics: SHA-256 of the ``n_lines`` lines of ``metrics.jsonl``.
+        metrics: SHA-256 of the first ``n_lines`` lines of ``metrics.jsonl``.
     """
 
     run: str
@@ -68,12 +68,11 @@ class Seal:
     metrics: str = hashlib.sha256(b"").hexdigest()
 
     def texts(self) -> dict[str, str]:
-        """The seal as texts of a safetensors file."""
         return {_RUN: self.run, _LINES: str(self.n_lines), _METRICS: self.metrics}
 
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> Seal | None:
-        """The seal in a file's texts; None where an earlier version wrote the file."""
+        """The seal in a file's metadata, if any."""
         lines = texts.get(_LINES, "")
         # Python refuses numbers of 5,000 digits, and no file has so many lines.
         if _RUN not in texts or not (lines.isascii() and lines.isdecimal() and len(lines) < 19):
@@ -82,32 +81,27 @@ class Seal:
 
     @classmethod
     def of_file(cls, path: str | Path) -> Seal | None:
-        """The seal of a file of tensors."""
         return cls.of_texts(read_tensors_and_metadata(path)[1])
 
 
 class LinesDigest:
-    """A running SHA-256 of the lines of ``metrics.jsonl``."""
-
     def __init__(self, lines: Sequence[str] = ()) -> None:
         self._sha256, self.n_lines = hashlib.sha256(), 0
         for line in lines:
             self.add(line)
 
     def add(self, line: str) -> None:
-        """Add a line without its end."""
         self._sha256.update(f"{line}\n".encode(errors="surrogatepass"))
         self.n_lines += 1
 
     def seal(self, run: str) -> Seal:
-        """The seal of the lines so far."""
         return Seal(run, self.n_lines, self._sha256.hexdigest())
 
 
 def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None) -> Mismatch | None:
-    """The reason why lines are not a run's ``metrics.jsonl``; None if they may be.
+    """Why lines are not a run's ``metrics.jsonl``; None if they may be.
 
-    The sealed lines have the digest of the seal; for the steps of all see :func:`check_steps`.
+    The sealed lines must have the seal's digest, and all steps must pass :func:`check_steps`.
     """
     n_sealed = 0 if seal is None else seal.n_lines
     if len(lines) < n_sealed:
@@ -122,10 +116,9 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
 
 
 def check_steps(steps: Sequence[object], last: object, *, even: bool = False) -> Mismatch | None:
-    """The reason why these are no steps of a run's lines; None if they may be.
+    """Why steps are not those of a run; None if they may be.
 
-    Steps are integers that increase, evenly if all lines are there (``even``), up to the run's
-    ``last`` step where that is known.
+    Steps increase up to the run's ``last``, if known; evenly if ``even`` (no line is missing).
     """
     integers = [step for step in steps if type(step) is int]
     by = {after - before for before, after in pairwise(integers)}
@@ -136,7 +129,7 @@ def check_steps(steps: Sequence[object], last: object, *, even: bool = False) ->
 
 
 def spell_mismatch(mismatch: Mismatch) -> str:
-    """A clause that follows the name of the file."""
+    """A clause to follow the file's name."""
     return {
         Mismatch.OTHER_RUN: "is of a run of another configuration",
         Mismatch.OTHER_WEIGHTS: "is of other weights than the run has now",
@@ -154,12 +147,7 @@ CONFIG = "config.json"
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any]:
-    """The ``config.json`` of a run.
-
-    Raises:
-        CheckpointError: If the folder holds no run, or the file is damaged or spells half a
-            character, which no page can show.
-    """
+    """The ``config.json`` of a run; damaged or unencodable text is a ``CheckpointError``."""
     path = Path(folder) / CONFIG
     if not os.path.isfile(path):  # which takes any name
         got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
@@ -182,8 +170,8 @@ class Owner:
 
     Attributes:
         config: :func:`~loopinterp.core.results.config_hash` of its ``config.json``.
-        weights: SHA-256 of its model's weights; "" where it has none.
-        seal: Seal of its model's weights; None where an earlier version wrote them.
+        weights: SHA-256 of its model's weights, or "".
+        seal: Seal of its model's weights, if any.
     """
 
     config: str
@@ -192,7 +180,6 @@ class Owner:
 
     @classmethod
     def of_run(cls, folder: str | Path) -> Owner:
-        """Read it from the files of a run; a ``CheckpointError`` if one is damaged or missing."""
         config = config_hash(read_run_config(folder))
         weights = Path(folder) / "model" / "model.safetensors"
         if not weights.exists():
@@ -202,7 +189,7 @@ class Owner:
 
     @property
     def mismatch(self) -> Mismatch | None:
-        """The reason why the weights may not be those of the configuration; None if they are."""
+        """Why the weights may not belong to the configuration; None if they do."""
         if not self.weights:
             return None
         if self.seal is None:
@@ -210,7 +197,7 @@ class Owner:
         return Mismatch.OTHER_RUN if self.seal.run != self.config else None
 
     def disowns(self, provenance: Provenance) -> Mismatch | None:
-        """The reason why a result is not this run's; None if it is."""
+        """Why a result is not this run's; None if it is."""
         if provenance.run not in ("", self.config):
             return Mismatch.OTHER_RUN
         if not (provenance.run or provenance.weights):
@@ -220,7 +207,7 @@ class Owner:
         return None
 
     def disowns_note(self, note: Mapping[str, Any]) -> Mismatch | None:
-        """The reason why a note of ``made.json`` is not this run's; None if it is."""
+        """Why a note of ``made.json`` is not this run's; None if it is."""
         run, weights = note.get("run"), note.get("weights")
         if run is None or weights is None:
             return Mismatch.UNSEALED
@@ -245,10 +232,9 @@ def record_how_it_was_made(
     Notes of another configuration are dropped.
 
     Args:
-        run: The run's folder.
-        command: The command that makes it again; None leaves the earlier one.
+        command: The command that makes it again; None keeps the earlier one.
         seconds: Times of the stages just done, by name.
-        skipped: Studies that do not apply to this model, each with the reason in words.
+        skipped: Studies that do not apply, each with its reason.
         owner: The run as it is now; read from its folder if None.
     """
     path = run / MADE
@@ -276,7 +262,6 @@ def record_how_it_was_made(
 
 
 def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
-    """Earlier notes of the run; none if they cannot be read or are of another configuration."""
     try:
         notes = read_json_object(path) if path.exists() else {}
     except CheckpointError:
@@ -286,6 +271,5 @@ def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
 
 
 def record_training(run: Path, seconds: float) -> None:
-    """Note in a run the command that trains it again, and the seconds it took."""
     command = f"loopinterp train --config {shlex.quote(str(run / CONFIG))} --out NEW"
     record_how_it_was_made(run, command=command, seconds={"train": seconds})

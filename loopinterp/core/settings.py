@@ -1,7 +1,7 @@
-"""Settings are frozen dataclasses that pydantic checks, with this project's errors.
+"""Settings: frozen dataclasses that pydantic checks, with this project's errors.
 
-A declaration gives a setting its type, range (``Annotated[float, Field(ge=0, lt=1)]``), default
-and place in the JSON. :class:`OnlyWith` or ``__post_init__`` tie settings to each other.
+A declaration gives type, range (``Annotated[float, Field(ge=0, lt=1)]``), default and place in the
+JSON. :class:`OnlyWith` and ``__post_init__`` relate settings.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from loopinterp.core.errors import (
     ConfigError,
     InputError,
     shown_value,
+    spell_choices,
     spell_range,
     unknown_name,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
-"""A setting that seeds something."""
+"""A setting for a random seed."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -76,7 +77,7 @@ class Settings(ShortRepr):
             condition.check(self, name, default)
 
     def _shown(self) -> list[tuple[str, Any]]:
-        """All settings; of many, those that are not the default."""
+        """All settings; if many, those that differ from the default."""
         fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         shown = [(name, getattr(self, name)) for name in fields]
         if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
@@ -85,43 +86,39 @@ class Settings(ShortRepr):
         return [(name, value) for name, value in shown if value != usual[name]]
 
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
-        """JSON-ready form, with or without defaults; :meth:`from_dict` reads it back."""
+        """JSON-ready form, with or without defaults; see :meth:`from_dict`."""
         without = not defaults
         return _adapter(type(self)).dump_python(self, mode="json", exclude_defaults=without)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build from plain values as JSON has them, nested settings as nested mappings.
-
-        Raises:
-            ConfigError: If a name is unknown, a needed one is missing, or a value is wrong.
-        """
+        """Build from plain values as in JSON, nested settings as nested mappings."""
         try:
             return _adapter(cls).validate_json(json.dumps(values, default=repr))
         except ValidationError as error:
             raise _explain(error, cls) from None
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, checked again."""
+        """A copy with changed settings, checked again."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     @classmethod
     def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
-        """The names that a setting chooses from, if any; ``path`` goes from the outermost in."""
-        return choices_of(_schema(cls, path))
+        """The choices of a setting, if any; ``path`` goes from the outermost in."""
+        return _choices_of(_schema(cls, path))
 
 
 class OnlyWith:
-    """Marks a setting (in ``Annotated``) that has an effect only with some values of another one.
+    """Marks a setting (in ``Annotated``) that only has an effect with some values of another.
 
-    With ``needed``, it must be set then.
+    With ``needed``, it must then be set.
     """
 
     def __init__(self, setting: str, *values: Any, needed: bool = False) -> None:
         self.setting, self.values, self.needed = setting, values, needed
 
     def check(self, settings: Settings, name: str, default: Any) -> None:
-        """Refuse a value without effect, or a missing one."""
+        """Raise on a value without effect, or a missing one."""
         value, other = getattr(settings, name), getattr(settings, self.setting)
         effective = other in self.values
         if effective and self.needed and value == default:
@@ -160,7 +157,7 @@ def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
 
 
 def _explain(error: ValidationError, cls: type) -> InputError:
-    """The first fault as this project's error; unknown names come before others."""
+    """The first fault as this project's error, unknown names first."""
     fault = min(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN)
     names = [part for part in fault["loc"] if isinstance(part, str)]
     path, value = ".".join(names), fault["input"]
@@ -174,7 +171,7 @@ def _explain(error: ValidationError, cls: type) -> InputError:
         return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
     schema = _schema(cls, names)
     if fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
-        expected, fix = _spell_schema(schema), f"Set {path}."
+        expected, fix = spell_schema(schema), f"Set {path}."
         return ConfigError(path, expected=expected, given="nothing", fix=fix)
     return schema_error(path or cls.__name__, value, schema, ConfigError)
 
@@ -182,13 +179,12 @@ def _explain(error: ValidationError, cls: type) -> InputError:
 def schema_error(
     name: str, value: Any, schema: Mapping[str, Any], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for a value that does not fit a JSON schema."""
-    choices = choices_of(schema)
+    choices = _choices_of(schema)
     if isinstance(value, str) and choices:
         return unknown_name(name, value, choices, error)
     shown = repr if isinstance(value, str) else shown_value
     got = "an object" if isinstance(value, dict) else shown(value)
-    return error(name, expected=_spell_schema(schema), given=got, fix=f"Change {name}.")
+    return error(name, expected=spell_schema(schema), given=got, fix=f"Change {name}.")
 
 
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
@@ -203,8 +199,7 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     return schema
 
 
-def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that a JSON schema chooses from."""
+def _choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     choices: list[str] = []
     for part in schema.get("anyOf", [schema]):
         # A choice of one is a constant in the schema.
@@ -212,16 +207,17 @@ def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def _spell_schema(schema: Mapping[str, Any]) -> str:
+def spell_schema(schema: Mapping[str, Any]) -> str:
+    """The values that a JSON schema takes, in words."""
     if "anyOf" in schema:
-        return " or ".join(_spell_schema(part) for part in schema["anyOf"])
-    if choices := choices_of(schema):
-        return f"one of {', '.join(choices)}"
+        return " or ".join(spell_schema(part) for part in schema["anyOf"])
+    if choices := _choices_of(schema):
+        return spell_choices(choices)
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
         more = "" if schema.get("maxItems") == number else " or more"
-        return f"a list{f' of {number}{more}' if number else ''}, each {_spell_schema(each)}"
+        return f"a list{f' of {number}{more}' if number else ''}, each {spell_schema(each)}"
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     if kind == "integer" and above is not None:
         least, above = above + 1, None

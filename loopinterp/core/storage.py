@@ -1,9 +1,8 @@
-"""Files are written under a temporary name, flushed, then renamed: a kill never leaves a part.
+"""Files written in one step (temporary name, flush, rename), and locks.
 
-No pickle is ever written or read; arrays and weights are safetensors, the rest is JSON. A
-safetensors file written here is sealed: its metadata holds the SHA-256 of the whole file, which is
-checked at every reading. A file from elsewhere has no seal and is read without that check. Locks
-keep a second writer out, and end with their holder.
+Arrays and weights are safetensors, the rest is JSON; no pickle is written or read. A safetensors
+file written here holds its own SHA-256, which every reading checks; files from elsewhere are read
+without it. A lock ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -37,21 +36,18 @@ _OPEN_SEAL = _SEALED_BY + 64 * "0"
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Replace a file in one step: readers see the old content or the new, never a part.
+    """Replace a file in one step: readers see the old content or the new.
 
-    The remains of earlier writes of this file that were killed are removed.
-
-    Raises:
-        InputError: If the folder cannot be made or written, or the disk is full.
+    Temporary files left by killed writes of this file are removed.
     """
     path = Path(path)
     prefix = _temporary_prefix(path.name)
-    with writing_to(path.parent, "folder"):
+    with _writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent, prefix)
         handle, temporary = _open_temporary(path.parent, prefix)
     try:
-        with writing_to(path, "file"), os.fdopen(handle, "wb") as file:
+        with _writing_to(path, "file"), os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -61,7 +57,6 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def _temporary_prefix(name: str) -> str:
-    """The start of a temporary name, which no user's file has by chance."""
     proof = hashlib.sha256(f"loopinterp {name}".encode(errors="surrogatepass")).hexdigest()
     return f".part-{proof[:16]}-"
 
@@ -95,7 +90,7 @@ def _sweep(folder: Path, prefix: str) -> None:
 
 
 def check_file_name(name: str, what: str, error: type[InputError] = InputError) -> str:
-    """The name, if it names a file and no other folder; else an ``InputError``."""
+    """The name, if it is a file name without a folder; else raise."""
     spelt = name.encode(errors="replace").decode() == name  # half a character is in no file's name
     if name in ("", ".", "..") or re.search(r"[/\\\x00]", name) or not spelt:
         fix = "Leave folders out of it."
@@ -110,7 +105,6 @@ def write_json(path: str | Path, document: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read JSON; a ``CheckpointError`` if the file is missing or damaged."""
     data = read_bytes(path)
     try:
         return json.loads(data)
@@ -119,7 +113,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read JSON that is an object; a ``CheckpointError`` if it cannot be read or is none."""
+    """Read JSON; anything but an object is a ``CheckpointError``."""
     document = read_json(path)
     if not isinstance(document, dict):
         got = f"JSON of another kind ({type(document).__name__})"
@@ -128,7 +122,7 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object that a text spells; None if it spells anything else."""
+    """The JSON object in a text; None if it is anything else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -144,7 +138,6 @@ def _damaged(path: str | Path, expected: str, got: str) -> CheckpointError:
 def write_arrays(
     path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write NumPy arrays and texts as one safetensors file, in one step."""
     from safetensors.numpy import save
 
     contiguous = {k: np.asarray(v, order="C") for k, v in arrays.items()}
@@ -152,7 +145,6 @@ def write_arrays(
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """As :func:`read_tensors_and_metadata`, as arrays of NumPy."""
     path = Path(path)
     tensors, texts = read_tensors_and_metadata(path)
     try:
@@ -164,7 +156,6 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors and texts as one safetensors file, in one step."""
     from safetensors.torch import save
 
     contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -172,12 +163,11 @@ def write_tensors(
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors alone of :func:`read_tensors_and_metadata`."""
     return read_tensors_and_metadata(path)[0]
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names, types and shapes, wherever they lie."""
+    """SHA-256 of tensors with their names, types and shapes."""
     import torch
 
     digest = hashlib.sha256()
@@ -189,10 +179,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _seal(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with texts, and with its own SHA-256.
-
-    The digest is taken with zeros in its own place: it covers every other byte of the file.
-    """
+    """A safetensors file with texts and its own SHA-256, taken with zeros in its place."""
     header, tensors = _split(data)
     # The order of the texts is fixed here: safetensors' own differs from process to process.
     texts = {_SEAL: _OPEN_SEAL, **metadata}
@@ -210,11 +197,7 @@ def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a safetensors file, and its texts.
-
-    Raises:
-        CheckpointError: If it is missing, truncated or damaged, or is a pickle.
-    """
+    """The tensors and texts of a safetensors file; pickles are refused."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -241,10 +224,7 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
 
 
 def _refuse_pickle(path: Path, head: bytes) -> None:
-    """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles.
-
-    ``head`` is the first nine bytes: in safetensors the header's length, then its brace.
-    """
+    """Raise if a file's first nine bytes are those of a pickle or of ``torch.save``'s zip."""
     pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"
     if (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
         raise CheckpointError(
@@ -256,11 +236,7 @@ def _refuse_pickle(path: Path, head: bytes) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read a file; a device or a pipe is never opened.
-
-    Raises:
-        CheckpointError: If it is missing, cannot be read, or is no plain file.
-    """
+    """Read a plain file; folders, devices and pipes are refused unopened."""
     path = Path(path)
     try:
         if stat.S_ISREG(path.stat().st_mode):
@@ -275,7 +251,7 @@ def read_bytes(path: str | Path) -> bytes:
 def spell_json(document: Any, **layout: Any) -> str:
     """JSON that every parser reads: NaN and infinities are ``null``, unknown types text.
 
-    ``layout`` are options of :func:`json.dumps`.
+    ``layout`` holds options of :func:`json.dumps`.
     """
     return json.dumps(_finite(document), allow_nan=False, default=str, **layout)
 
@@ -302,10 +278,9 @@ def json_default(value: Any) -> Any:
 
 
 def lock(handle: int, *, wait: bool = False) -> bool:
-    """Lock an open file until it is closed, and return whether the lock is held.
+    """Lock an open file until it is closed; return whether the lock is held.
 
-    With ``wait``, wait while another process holds it. An ``OSError`` says that files cannot be
-    locked here.
+    ``wait`` for another process to release it. ``OSError`` if files cannot be locked here.
     """
     try:
         import fcntl
@@ -320,14 +295,12 @@ def lock(handle: int, *, wait: bool = False) -> bool:
 
 @contextmanager
 def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
-    """Hold a lock file, which is made and left, while one process writes ``what``.
+    """Hold a lock file (made, and left) while one process writes ``what``.
 
-    Raises:
-        InputError: If another process holds it (``fix`` says what to do), or the folder cannot be
-            written.
+    If another process holds it, raise an ``InputError`` with ``fix``.
     """
     path = Path(path)
-    with writing_to(path.parent, "folder"):
+    with _writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -346,7 +319,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: str | Path) -> Iterator[None]:
-    """Wait for a folder's lock and hold it; do without where there are no locks."""
+    """Wait for a folder's lock and hold it, if the system has locks."""
     with ExitStack() as stack:
         with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY)
@@ -356,7 +329,7 @@ def in_turn(folder: str | Path) -> Iterator[None]:
 
 
 def need_writable(path: str | Path) -> None:
-    """Raise if a path is inside the package, whose files are only read."""
+    """Raise if a path is inside the read-only package."""
     path = Path(path)
     try:
         inside = path.resolve().is_relative_to(Path(__file__).resolve().parent.parent)
@@ -368,13 +341,13 @@ def need_writable(path: str | Path) -> None:
             expected="a place outside the package, which is only read",
             given="one inside it",
             fix="Copy the model first: loopinterp zoo NAME --out FOLDER, or "
-            "loopinterp.load_pretrained(NAME, FOLDER).",
+            "loopinterp.zoo.pretrained_run(NAME, FOLDER).",
         )
 
 
 @contextmanager
-def writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
-    """Turn every failure to write a file, or into a folder, into one ``InputError``."""
+def _writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
+    """Turn failures to write a file, or into a folder, into an ``InputError``."""
     need_writable(path)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Short texts: an object in a line and in a notebook, shares, text that any page can hold."""
+"""Short texts: objects in a line and in a notebook, shares."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from html import escape
 from typing import Any, SupportsFloat
 
 MOST = 300
-"""Characters of a line."""
+"""Characters of a repr at most."""
 
 
 class ShortRepr:
-    """Base of classes (dataclasses declared with ``repr=False``) that hold more than a line.
+    """Base of classes with a one-line repr (dataclasses need ``repr=False``).
 
     Example:
         >>> @dataclasses.dataclass(repr=False)
@@ -26,7 +26,6 @@ class ShortRepr:
     """
 
     def _shown(self) -> Iterable[tuple[str, Any]]:
-        """Fields by name, or else public attributes."""
         is_data = dataclasses.is_dataclass(self)
         names = [f.name for f in dataclasses.fields(self)] if is_data else vars(self)
         return [(name, getattr(self, name)) for name in names if not name.startswith("_")]
@@ -48,7 +47,7 @@ def say(name: str, values: Iterable[tuple[str, Any]]) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value in a few words: type and shape of an array, the keys of a mapping."""
+    """A short form: type and shape of an array, keys of a mapping."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Mapping):
@@ -62,16 +61,19 @@ def brief(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text with bytes that are no characters escaped, for pages and tables."""
+    r"""Text with undecodable bytes escaped, for pages and tables."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
-    """A notebook's view: the title, and a row for each field."""
+def as_table(title: str, values: Iterable[tuple[str, Any]], *, fold: str = "") -> str:
+    """A notebook's view: the title, and a row for each field, in a fold of that name if given."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )
-    return f"<p><code>{escape(title)}</code></p><table>{rows}</table>"
+    table = f"<table>{rows}</table>"
+    if fold:
+        table = f"<details><summary>{escape(fold)}</summary>{table}</details>"
+    return f"<p><code>{escape(title)}</code></p>{table}"
 
 
 def _cut(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Decompiling: the transition table and the program of a looped model, by interchanges."""
+"""Decompiling: the transition table and program of a looped model, from interchanges."""
 
 import lazy_loader
 

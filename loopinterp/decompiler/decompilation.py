@@ -1,4 +1,4 @@
-"""From a looped model to its program, with the evidence, or a reason why there is none."""
+"""From a looped model to its program, with the evidence, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -71,18 +71,19 @@ class Decompiled(ShortRepr):
     """The result of :func:`decompile`.
 
     Attributes:
-        program: None if there is a refusal.
-        closest: The closest program; None where not even a table could be made.
-        automaton: Its transition table, without values that behave alike.
+        program: The program; None if there is a refusal.
+        closest: The closest program; None if no table could be made.
+        automaton: Its transition table, with equivalent values merged.
         tolerance: Share of contexts in which states of one value may behave differently.
-        consistency: Share of the experiments that agree with most of their kind.
-        evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
-            ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over inputs).
-        unexplained: Of regions, the transitions at which runs leave ``automaton``
+        consistency: Share of experiments that agree with the majority of their kind.
+        evidence: Evidence for ``closest`` on held-out inputs and interchanges: columns ``n``,
+            ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over
+            inputs).
+        unexplained: Of regions: the transitions at which runs leave ``automaton``
             (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
         read_at: Lengths that it was recovered at.
-        table: Of a model whose state is a code: all of its transitions, before any were merged.
-        same_as: The registered program that ``automaton`` is, up to its first guess, if all of its
+        table: Of a model with a state code: all transitions, before merging.
+        same_as: The registered program that ``automaton`` equals up to its first guess, if all
             transitions are known.
     """
 
@@ -119,7 +120,7 @@ class Decompiled(ShortRepr):
         return [("program", name), *about.items()]
 
     def __str__(self) -> str:
-        """The program as code, or the refusal and the closest one; and the evidence."""
+        """The program as code, or the refusal and the closest one, and the evidence."""
         lines = [] if self.program else [f"not decompiled: {self.reason}"]
         if self.closest is not None:
             lines += [] if self.program else ["closest program:"]
@@ -152,50 +153,43 @@ def decompile(
     across_loops: bool = False,
     seed: Seed = 0,
 ) -> Decompiled:
-    """Recover the program of a model from its states, by running interventions.
+    """Recover a model's program from its states, by running interventions.
 
-    The positions of such a program have a few values for each token, and a loop computes the next
-    value of a position from its own and its left neighbour's token and value (a cellular automaton
-    that reads its input). It is learnt as an automaton is:
+    The program is assumed to be a cellular automaton that reads its input: each position has one of
+    a few values for its token, and a loop computes the next value from the tokens and values of
+    the position and its left neighbour. It is learnt like an automaton:
 
-    1. States of a token that are followed by the same answers in every context are one value.
-       States of every pair of neighbours are put side by side, one loop is run, and the new states
-       are sorted in the same way (:mod:`~loopinterp.decompiler.sharp_values`).
-    2. The smallest such transition table is written as a program
-       (:mod:`~loopinterp.decompiler.program_writing`).
-    3. Held-out inputs and interchanges decide the claim (:mod:`~loopinterp.decompiler.evidence`).
+    1. States of a token with the same answers in every context are one value. States of every pair
+       of neighbours are combined, one loop is run, and the new states are classified.
+    2. The smallest such transition table is written as a program.
+    3. Held-out inputs and interchanges decide the claim.
 
-    Each length is read by itself, and a program is given only if each reading holds at all lengths.
+    Each length is read separately; a program is given only if each reading holds at all lengths.
 
-    States of a trained model rarely have sharp values. With ``sharp=False`` values are regions of
-    the state space, cut finer wherever a run after an interchange leaves the table
-    (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs do.
-
-    If the state between loops is a code of bits (``state_code``), all transitions are tried, and
-    the smallest table is compared with the registered programs exactly
-    (:mod:`~loopinterp.decompiler.exact_reading`).
+    Trained models rarely have sharp values. With ``sharp=False`` values are regions of the state
+    space, split wherever a run after an interchange leaves the table. If the state between loops is
+    a code of bits (``state_code``), all transitions are tried, and the smallest table is compared
+    with the registered programs exactly.
 
     Args:
-        model: Any looped model, of at most :data:`MOST_TOKENS` tokens.
-        n: Lengths of the inputs that the program is recovered at.
-        lengths: Those that the evidence is of; by default
-            :func:`~loopinterp.decompiler.evidence.judged_lengths`.
-        farther: Further lengths, whose evidence does not decide whether there is a program.
-        tolerances: Tried one after the other, until one gives a program.
-        contexts: Of a state's behaviour.
+        model: Any looped model with at most :data:`MOST_TOKENS` tokens.
+        n: Input lengths at which the program is recovered.
+        lengths: Input lengths of the evidence. By default each n, n - 1, and a longer one: 3n / 2
+            for the greatest n, or the greatest below it that the model takes.
+        farther: Further lengths, whose evidence does not decide whether a program is given.
+        tolerances: Tried in turn until one gives a program.
+        contexts: Contexts that define a state's behaviour.
         tries: Experiments for each pair of neighbours.
-        most_values: Of a token.
+        most_values: Most values of a token.
         examples: Inputs of each distribution of the task.
-        sharp: Whether states of one value behave alike, but for ``tolerances``.
+        sharp: Whether values are states that behave alike, up to ``tolerances``.
         n_exchanges: Interchanges from which regions are learnt; half as many decide how many
             regions there are.
-        across_loops: Regions are learnt half from states of another loop, and the table is repaired
-            on states that it gets wrong
-            (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`). The program
-            must then predict such interchanges too.
+        across_loops: Learn half of the regions from states of another loop, and repair the table
+            on states that it gets wrong. The program must then predict such interchanges too.
 
     Raises:
-        InputError: An object that is no model, or a task whose T(n) is not linear.
+        InputError: If T(n) of the task is not linear in n.
 
     Source: automaton learning by queries (Angluin 1987) with interchange interventions (arXiv
         2106.02997) as queries.
@@ -253,7 +247,7 @@ def decompile(
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """One model, inputs of some lengths, and those that a reading of them is judged on."""
+    """One model with inputs of some lengths, and the lengths that its readings are judged on."""
 
     model: Any
     task: Task
@@ -278,7 +272,6 @@ class _Reader:
         return Runs(self.model, batch, n_loops)
 
     def read_values(self, tolerance: float) -> Decompiled:
-        """Read with states that behave alike as values."""
         runs, most = self.runs, self.most_values
         generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
         values = {
@@ -319,7 +312,6 @@ class _Reader:
         return self._judged(table.merged(), tolerance=tolerance, refusal=refusal)
 
     def read_exactly(self) -> Decompiled:
-        """Read all transitions of a model with a state code."""
         code_table, table, same = read_code(self.model, self.task, self.lengths)
         judged = self._judged(table, program=same and with_first_guess(same))
         result = replace(judged, table=code_table, same_as=same)
@@ -329,7 +321,6 @@ class _Reader:
         return result
 
     def read_regions(self) -> Decompiled:
-        """Read with regions of states as values."""
         generator, again = (torch.Generator().manual_seed(self.seed) for _ in range(2))
         contexts = {t: TokenValues.of(self.runs, t, 1, again) for t in self.runs.tokens}
         elsewhere = depends_elsewhere(self.runs, lambda t, h: contexts[t].read(h), generator)
@@ -379,7 +370,7 @@ class _Reader:
         regions: bool = False,
         program: LoopProgram | None = None,
     ) -> Decompiled:
-        """The program of a table, and whether it predicts enough of what the model does."""
+        """The program of a table, and whether it predicts the model well enough."""
         program = program or program_of(table, self.task, readable=not regions)
         parts = []
         generator = torch.Generator().manual_seed(self.seed + 1)
@@ -407,7 +398,7 @@ class _Reader:
         )
 
     def score(self, result: Decompiled) -> float:
-        """Orders readings: the least low end of trajectories, then the least clean agreement."""
+        """Orders readings by the worst low end of trajectories, then the worst clean agreement."""
         if not len(result.evidence):
             return -1.0
         counted: Any = result.evidence[result.evidence["n"].isin(self.judged_at)]

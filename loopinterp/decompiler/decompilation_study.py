@@ -1,4 +1,4 @@
-"""A program recovered from a model, as a saved result."""
+"""A decompilation as a saved result."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
 class Decompilation(Result, kind="decompilation"):
     """The result of :func:`decompilation_study`.
 
-    A *cell* is a token and one of its values, named as ``1+0: 2``; a *message* is the effect of a
+    A *cell* is a token and one of its values, written ``1+0: 2``. A *message* is the effect of a
     left neighbour on the cell beside it.
 
     Arrays:
         agreement: Share of held-out whole answers that the program predicts.
-        judged: Of how many.
+        judged: Number of these answers.
         becomes: The value of a cell after one loop beside a message; NaN where they never meet.
-        answer: The answer read there; -1 where it is undecided.
-        sends: Its message.
+        answer: The answer of the cell; -1 where undecided.
+        sends: The cell's message.
 
     Attributes:
         given: Whether a program was given, or only the closest one.
-        refused: Why not, as the fields of a :class:`~loopinterp.decompiler.evidence.Refusal`.
-        claimed: The fields of a :class:`~loopinterp.decompiler.evidence.Claim`.
-        identified: The registered program that it is, decided exactly; else "".
-        code: The program, or the closest one, as code; "" where no table could be made.
+        refused: Fields of the :class:`~loopinterp.decompiler.evidence.Refusal`, if any.
+        claimed: Fields of the :class:`~loopinterp.decompiler.evidence.Claim`.
+        identified: The registered program that it equals, decided exactly; else "".
+        code: The program, or the closest one, as code; "" if no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
-        consistency: Share of the experiments that agree with most of their kind.
+        consistency: Share of experiments that agree with the majority of their kind.
         responses: :func:`~loopinterp.decompiler.response_times`, with words for tokens.
-        unexplained: Of regions: cell to the left, cell, runs that leave the table there,
-            transitions of that kind, and the share that deviates; the most frequent first.
-        graph: The circuit of the program, as :class:`~loopinterp.figures.CircuitGraph` has it;
-            empty where no table could be made, or it is too large to be looked at.
+        unexplained: Of regions: left cell, cell, runs that leave the table there, transitions of
+            that kind, and the share that deviates; the most frequent first.
+        graph: The program's circuit, a :class:`~loopinterp.figures.CircuitGraph` as JSON; empty if
+            there is no table or the graph is too large.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -90,11 +90,11 @@ class Decompilation(Result, kind="decompilation"):
 
     @property
     def reason(self) -> str:
-        """Why none is given, as a clause; "" if one is."""
+        """Why no program is given, as a clause; "" if one is."""
         return str(Refusal(**self.refused)) if self.refused else ""
 
     def worst(self, what: str = "whole trajectory") -> xr.DataArray:
-        """The length at which the program predicts least, as an estimate."""
+        """The estimate at the length at which the program predicts least."""
         agreement = self.data["agreement"].sel(what=what)
         low = agreement.sel(estimate="low").fillna(np.inf)  # NaN where nothing was tried
         return agreement.isel(n=int(low.values.argmin()))
@@ -110,18 +110,18 @@ def decompilation_study(
     n_exchanges: Annotated[int, Field(ge=100)] = 6000,
     seed: Seed = 0,
 ) -> Decompilation:
-    """Recover a model's program from its states, and keep it with its evidence.
+    """Recover a model's program from its states, and save it with its evidence.
 
-    First with sharp values, as compiled models have; where that gives no program, with regions of
-    states as values (:func:`decompile`).
+    Sharp values are tried first, as compiled models have them; if they give no program, regions of
+    states (see :func:`decompile`).
 
     Args:
         n: Length of the inputs at which it is recovered, one or more.
-        lengths: Those that the evidence is of; by default as :func:`decompile` has them.
+        lengths: Lengths of the evidence; by default as in :func:`decompile`.
         n_exchanges: Interchanges from which regions are learnt.
 
     Raises:
-        InputError: If the model does not loop or speaks other tokens, or T(n) is not linear.
+        InputError: If the model does not loop or has other tokens, or T(n) is not linear in n.
     """
     need_model(model)
     need_one_map(model)

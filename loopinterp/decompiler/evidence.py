@@ -1,4 +1,4 @@
-"""Evidence for a program on held-out inputs and interventions, and the claim that it supports."""
+"""Evidence for a program on held-out inputs and interventions, and the claim it supports."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ KINDS = {  # the kinds of evidence in words
 }
 
 ENOUGH = 0.9
-"""A program is given if no interval of its evidence begins below this: of clean answers and of
-whole trajectories, at each length.
+"""A program is given if every interval of its evidence begins at or above this.
+
+The evidence is of clean answers and of whole trajectories, at each length.
 """
 
 
 def held_out(
     runs: Runs, program: LoopProgram, number: int, generator: torch.Generator
 ) -> pd.DataFrame:
-    """Evidence at one length: :func:`agreement` on three kinds of interchanges.
+    """Evidence at one length: :func:`agreement` on three equal sets of interchanges.
 
-    Interchanges at one loop; as many of states of any loop, those that are rare to the program as
-    often as common ones (*injected*); and as many runs with two interchanges.
+    Sources have the base's loop; or any loop, with states rare in the program as frequent as common
+    ones (*injected*); or a run has two interchanges.
     """
     model, batch, n_loops = runs.model, runs.batch, runs.n_loops
     # The other kinds draw as if they were the first, so that each depends on the seed alone.
@@ -75,8 +76,8 @@ def agreement(
 ) -> pd.DataFrame:
     """Shares of whole answers that the program predicts, with 95% intervals over inputs.
 
-    Clean runs: of (input, loop), all loops. After effective interchanges: one and two loops later,
-    at the end, and at every loop (whole trajectories).
+    Clean runs are scored after every loop. Runs after effective interchanges are scored one and two
+    loops later, at the end, and at every loop (whole trajectories).
 
     Returns:
         Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
@@ -109,12 +110,12 @@ def agreement(
 
 
 def estimates(counts: pd.DataFrame) -> np.ndarray:
-    """Shares with 95% intervals over inputs, [row, (value, low, high)]."""
+    """Shares with 95% intervals over inputs [row, (value, low, high)]."""
     return wilson_estimate(counts["agree"], counts["of"], independent=counts["inputs"])
 
 
 def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int]) -> list[int]:
-    """Lengths that a program is checked at: those of ``read_at``, each less one, and a longer one.
+    """Lengths at which a program is checked: each n of ``read_at``, n - 1, and a longer one.
 
     The longer one is 3n / 2 for the greatest n, or the greatest below it that the model takes.
     """
@@ -138,17 +139,17 @@ class Claim(ShortRepr):
     """How far a program holds, and on which inputs that was checked.
 
     Attributes:
-        grade: ``exact`` where every held-out run is as predicted, clean and after interchanges of
-            states of the same and of any other loop, one or two in a run, all of them tried at each
-            length; ``nearly`` where a program is given all the same; ``none`` where there is none.
+        grade: ``exact`` if every held-out run is as predicted, clean and after one or two
+            interchanges of states of the same or another loop, all kinds tried at each length;
+            ``nearly`` if a program is given otherwise; ``none`` if there is none.
         tried: Held-out effective interventions.
         otherwise: Those after which some answer is not as predicted.
-        at_most: Upper end, at 95% over inputs, of the share that deviates, for the worst kind and
-            length; 1 where none was tried.
-        lengths: Of the inputs that it was checked on.
-        read_at: Of those that it was recovered at.
-        transitions: Their number, where the state between loops is a code and all transitions that
-            a run or an interchange can make were tried: an exact program then holds at any length.
+        at_most: Upper end (95%, over inputs) of the share that deviates, for the worst kind and
+            length; 1 if none was tried.
+        lengths: Input lengths of the check.
+        read_at: Input lengths of the recovery.
+        transitions: Number of transitions, if the state is a code and all transitions that a run or
+            an interchange can make were tried; an exact program then holds at any length.
     """
 
     grade: Literal["exact", "nearly", "none"]
@@ -168,7 +169,7 @@ class Claim(ShortRepr):
         read_at: tuple[int, ...] = (),
         transitions: int = 0,
     ) -> Claim:
-        """The strongest claim that all of the evidence supports, about a program if one is given.
+        """The strongest claim that all of the evidence supports.
 
         Example:
             >>> import pandas as pd
@@ -205,7 +206,7 @@ class Claim(ShortRepr):
 
     @property
     def checked_to(self) -> int:
-        """The greatest length that was checked; 0 where none was."""
+        """The greatest length checked; 0 if none."""
         return max(self.lengths, default=0)
 
     def __str__(self) -> str:
@@ -229,16 +230,15 @@ class Claim(ShortRepr):
 
 @dataclass(frozen=True)
 class Refusal(ShortRepr):
-    """Why no program is given, by a code and the number that decided.
+    """Why no program is given, as a code and the number that decided.
 
     Attributes:
-        code: ``many-tokens`` (the model reads ``value`` of them), ``many-values`` (more than
-            ``value`` of one token), ``many-cells`` (``value`` pairs of them), ``reads-farther``
-            (share of positions whose step reads more than the left neighbour), ``starts-differ``
-            (tokens that start with different values beside the same left neighbour),
-            ``inconsistent`` (share of experiments that differ from most of their kind),
-            ``below-line`` (low end of ``kind`` of evidence at length ``n``), ``nothing-to-check``
-            (no interchange changes an answer).
+        code: ``many-tokens`` (the model reads ``value`` of them), ``many-values`` (a token has more
+            than ``value``), ``many-cells`` (``value`` pairs of them), ``reads-farther`` (share of
+            positions whose step reads beyond the left neighbour), ``starts-differ`` (tokens that
+            start with different values beside the same left neighbour), ``inconsistent`` (share of
+            experiments that differ from the majority), ``below-line`` (low end of ``kind`` of
+            evidence at length ``n``), ``nothing-to-check`` (no interchange changes an answer).
         line: The threshold, if any.
     """
 
@@ -269,7 +269,7 @@ _REFUSALS = {
 
 
 def below_line(evidence: pd.DataFrame) -> Refusal | None:
-    """The low end that is furthest below :data:`ENOUGH`, if one is."""
+    """The low end furthest below :data:`ENOUGH`, if any."""
     low: Any = evidence["low"].dropna()
     if not (evidence.loc[low.index, "what"] != CLEAN).any():
         return Refusal("nothing-to-check")

@@ -1,16 +1,11 @@
-"""Exact reading: the whole transition table of a model or program, and which program a table is.
+"""Exact reading: the whole transition table of a model or program, and the program it equals.
 
-Where one loop reads a position and its left neighbour alone, the next state of a position is a
-function of two tokens and two states. If these are codes of bits, or values of a program's
-variables, there are finitely many, and each transition is tried once.
-
-The bits of a code are signs of rounded numbers. :attr:`CodeTable.sure` says whether another order
-of the same sums, as in longer inputs or on another machine, could give another table.
-
-Two tables are compared by refining the cells of both together (Moore 1956): cells of one class
-answer alike and become cells of one class beside every neighbour. Training on answers alone leaves
-the first guess free, so that a table is a program *up to its first guess* if it becomes, after the
-first loop, what the program could be.
+If one loop reads only a position and its left neighbour, a position's next state is a function of
+two tokens and two states. If states are codes of bits, or values of a program's variables, each of
+the finitely many transitions is tried once. :attr:`CodeTable.sure` says whether rounding could
+change a table of codes. Tables are compared by joint refinement (Moore 1956). Training on answers
+leaves the first guess free, so a table equals a program *up to its first guess* if after the first
+loop it is in states that the program could be in.
 """
 
 from __future__ import annotations
@@ -57,14 +52,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Surroundings(ShortRepr):
-    """Tokens that inputs have side by side (-1 left of the first), and those that are asked at."""
+    """Pairs of neighbouring tokens in inputs (-1 left of the first), and the scored tokens."""
 
     pairs: list[tuple[int, int]]
     asked: frozenset[int]
 
     @classmethod
     def of(cls, task: Task, lengths: Sequence[int], examples: int = 48) -> Surroundings:
-        """Those of inputs of some lengths, of every distribution."""
+        """The neighbourhoods in inputs of some lengths, from every distribution."""
         batches = [inputs_of(task, (n,), examples, seed=0) for n in lengths]
         rows = [row for batch in batches for row in batch.inputs.tolist()]
         pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
@@ -77,10 +72,10 @@ class CodeTable(ShortRepr):
     """Every transition of a model with a state code.
 
     Attributes:
-        automaton: The table; values of a token are numbered in the order in which they are met.
-        codes: Cell -> its code, whose bit k is 1 where the k-th sign is positive.
+        automaton: The table; values of a token are numbered in the order of discovery.
+        codes: Cell -> its code, whose bit k is 1 if the k-th sign is positive.
         margin: Least distance of a bit from its threshold in all transitions.
-        rounding: The most that such a distance changes where it is computed in float64.
+        rounding: The most that such a distance changes in float64.
     """
 
     automaton: TransitionTable
@@ -94,14 +89,14 @@ class CodeTable(ShortRepr):
 
     @property
     def sure(self) -> bool:
-        """Whether every bit is ten times as far from its threshold as rounding moves it."""
+        """Whether every bit is ten times farther from its threshold than rounding moves it."""
         return self.margin > 10 * self.rounding
 
 
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
     """Whether all transitions of a model can be tried.
 
-    Its states between loops are codes, and a loop reads at most the left neighbour.
+    This holds if its states between loops are codes, and a loop reads at most the left neighbour.
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False
@@ -112,7 +107,6 @@ def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
 
 @torch.no_grad()
 def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) -> CodeTable:
-    """Every transition that a run or an interchange can make."""
     start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
     exact = copy.deepcopy(model).double()  # the same sums, rounded less
     margins, roundings = [], []
@@ -140,7 +134,7 @@ def _stepped_codes(
 ) -> Float[Tensor, "transition bit"]:
     """The numbers whose signs are the bits of each position after one loop, in float64.
 
-    The rows are left token, left code, token, code; the first position has no left neighbour.
+    Columns are left token, left code, token, code; the first position has no left neighbour.
     """
     assert model.code is not None
     at_edge = transitions[:, 0] == EDGE[0]
@@ -176,7 +170,7 @@ def _code_of(signs: Float[Tensor, "row bit"]) -> list[int]:
 def read_code(
     model: LoopedTransformer, task: Task, lengths: Sequence[int] = ()
 ) -> tuple[CodeTable, TransitionTable, SameProgram | None]:
-    """All transitions of a model, its smallest table, and the registered program that it is."""
+    """All transitions of a model, its smallest table, and the registered program it equals."""
     inputs = Surroundings.of(task, sorted({1, 2, 3, *lengths}))
     whole_table = tabulate_code(model, inputs.pairs)
     table = whole_table.automaton.asked_at(inputs.asked).merged()
@@ -186,9 +180,9 @@ def read_code(
 
 
 def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
-    """The program of a model whose transitions can all be tried; None of any other model.
+    """The program of a model whose transitions can all be tried; else None.
 
-    A registered one, from the model's own first guess, where it is that; else as it is recovered.
+    This is the registered program it equals, with the model's first guess, or the recovered one.
     """
     if not is_finite(model):
         return None
@@ -197,7 +191,7 @@ def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
 
 
 def is_local(program: LoopProgram) -> bool:
-    """Whether a loop reads the left neighbour at most, and no position."""
+    """Whether a loop reads at most the left neighbour, and no position."""
 
     def reach(node: Expr) -> int:  # positions to the left that an expression reads
         shift = node.n if isinstance(node, ShiftRight) else 0
@@ -213,7 +207,7 @@ def is_local(program: LoopProgram) -> bool:
 def tabulate_program(
     program: LoopProgram, pairs: Sequence[tuple[int, int]], *, most_cells: int = 4096
 ) -> tuple[TransitionTable, dict[Cell, tuple[int, ...]]] | None:
-    """The table of a local program with the value of each variable in each cell.
+    """The table of a local program, with the value of each variable in each cell.
 
     It has all cells that a run or an interchange can make; None if more than ``most_cells``.
     """
@@ -252,14 +246,14 @@ def tabulate_program(
 
 @dataclass(frozen=True)
 class SameProgram(ShortRepr):
-    """A program that a table is, up to its first guess.
+    """The program that a table equals up to its first guess.
 
     Attributes:
-        first_guess: (token to the left, token) -> the value of each of its variables before the
-            first loop, as the table has them; None where the program is never in that state.
-        starts_alike: Whether that is the program's own first guess, everywhere.
-        values: Cell of the table -> the program's values there; cells of the start that never
-            recur, and are like none of the program's, are left out.
+        first_guess: (left token, token) -> the value of each program variable before the first
+            loop in the table; None if the program is never in that state.
+        starts_alike: Whether this is the program's own first guess everywhere.
+        values: Cell of the table -> the program's values. Start cells that never recur and match
+            no cell of the program are left out.
     """
 
     program: LoopProgram
@@ -271,7 +265,7 @@ class SameProgram(ShortRepr):
 def same_program(
     table: TransitionTable, program: LoopProgram, inputs: Surroundings
 ) -> SameProgram | None:
-    """The program that a table, all of it known, is up to its first guess; None if another one."""
+    """The program that a fully known table equals up to its first guess; else None."""
     if not is_local(program) or set(table.sizes) - set(range(len(program.inputs))):
         return None
     tabulated = tabulate_program(program, inputs.pairs)
@@ -297,7 +291,7 @@ def same_program(
 
 
 def same_algorithm(one: TransitionTable, other: TransitionTable, tokens: Collection[int]) -> bool:
-    """Whether two tables are one up to their first guesses: each can be all that the other is."""
+    """Whether two tables are equal up to their first guesses: each can be all that the other is."""
     classes = _classes(one, other, tokens, recurring=True)
     return classes is not None and set(classes[0].values()) == set(classes[1].values())
 
@@ -311,9 +305,9 @@ def _classes(
 ) -> tuple[dict[Cell, int], dict[Cell, int]] | None:
     """The class of each cell of two tables; None if they cannot be decided exactly.
 
-    Cells of a class have one token and one answer, and any two of them beside any two of another
-    class become cells of one class. With ``recurring``, only cells to which a step leads from
-    recurring cells: a cell of the start alone would separate its neighbours by one step.
+    Cells of a class have one token and one answer; any two of them beside any two of another class
+    become cells of one class. ``recurring`` restricts this to cells that a step reaches from
+    recurring cells, as a start cell would separate its neighbours by one step.
     """
     edge = (-1, EDGE)
     views, transitions = {}, []
@@ -338,7 +332,7 @@ def _classes(
 
 
 def with_first_guess(same: SameProgram) -> LoopProgram | None:
-    """The program that a table is, from the table's own first guess.
+    """The program that a table equals, with the table's own first guess.
 
     None if the program is never in that state, or it depends on the left neighbour's token.
     """

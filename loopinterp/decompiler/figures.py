@@ -36,8 +36,6 @@ from loopinterp.programs.program import spell_loops
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_COLUMNS = ["token", "before", "after", "least", "most", "ways"]
-
 
 @findings_of.register
 def _(result: Decompilation) -> list[Finding]:
@@ -244,5 +242,7 @@ def _responses(result: Decompilation) -> Figure:
             "over all pairs of messages that occur in runs. Empty: the change never occurs."
         ),
         control="A program that holds nothing: 1 everywhere.",
-        data=pd.DataFrame(result.responses, columns=_COLUMNS),
+        data=pd.DataFrame(
+            result.responses, columns=["token", "before", "after", "least", "most", "ways"]
+        ),
     )

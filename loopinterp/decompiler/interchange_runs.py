@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """A model's clean runs on inputs of one length, which are on the CPU."""
+    """A model's clean runs on inputs of one length, kept on the CPU."""
 
     model: LoopedModel | Any
     batch: Batch
@@ -49,13 +49,13 @@ class Runs:
     def trajectories(self) -> Trajectories:
         answers = self.answers(self.inputs, self.states).cpu()
         always = torch.ones(answers.shape[:2], dtype=torch.bool)
-        return Trajectories(self.batch.inputs, to_cut(self.states), answers, always)
+        return Trajectories(self.batch.inputs, _to_cut(self.states), answers, always)
 
     @torch.no_grad()
     def answers(
         self, inputs: Int[Tensor, "run pos"], states: Float[Tensor, "time run pos d_model"]
     ) -> Int[Tensor, "time run pos"]:
-        """The answer at every position of complete runs; ``UNKNOWN`` where undecided."""
+        """The answer at every position; ``UNKNOWN`` where undecided."""
         bound = bind(self.model, inputs)
         return torch.stack([read_answers(bound.readout(h)) for h in states])
 
@@ -65,7 +65,7 @@ def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, 
 
 
 def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
-    """Loops that a model was made for, or else T(n)."""
+    """The model's own number of loops, or else T(n)."""
     rule = rule_of(model)
     return otherwise if rule is None else rule(n_positions)
 
@@ -77,7 +77,7 @@ def depends_elsewhere(
     generator: torch.Generator,
     n_places: int = 256,
 ) -> float:
-    """Share of positions whose next value depends on more than themselves and their left."""
+    """Share of positions whose next value depends on more than they and their left neighbour."""
     size, n_pos = runs.batch.inputs.shape
     rows, others = torch.randint(size, (2, n_places), generator=generator)
     at = torch.randint(n_pos, (n_places,), generator=generator)
@@ -100,14 +100,14 @@ def depends_elsewhere(
     return changed / n_places
 
 
-def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
-    """States as regions are cut from them: on the CPU, and in single precision at least."""
+def _to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+    """States on the CPU, at least in single precision, for cutting regions."""
     return states.to("cpu", torch.promote_types(states.dtype, torch.float32))
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectories(ShortRepr):
-    """Some runs; time counts the loops of each, and ``within`` is whether it still goes on."""
+    """Runs; time counts the loops of each, and ``within`` marks those not yet over."""
 
     tokens: Int[Tensor, "run pos"]
     states: Float[Tensor, "time run pos d_model"] = field(repr=False)
@@ -125,8 +125,8 @@ class InterchangeTrajectories(ShortRepr):
     """Runs that a transition table can be learnt from, and should predict.
 
     Attributes:
-        clean: The runs of all inputs.
-        changed: Those after an interchange, from there on.
+        clean: The clean runs of all inputs.
+        changed: Runs from an interchange on.
     """
 
     clean: Trajectories
@@ -138,7 +138,7 @@ class InterchangeTrajectories(ShortRepr):
     def drawn(
         cls, runs: Runs, number: int, generator: torch.Generator, *, across_loops: bool = False
     ) -> InterchangeTrajectories:
-        """Draw interchanges; of ineffective ones, as many as of effective ones."""
+        """Draw interchanges, as many ineffective ones as effective ones."""
         pairs = drawn_pairs(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
         every = cls.after(runs, pairs)
         effective = (every.differ & every.counted).any(-1).any(0)
@@ -148,7 +148,6 @@ class InterchangeTrajectories(ShortRepr):
     @classmethod
     @torch.no_grad()
     def after(cls, runs: Runs, pairs: InterchangePairs) -> InterchangeTrajectories:
-        """Run on after given interchanges."""
         rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         # States of the bases at their loops [pair, pos, d_model], with the source's put in.
         changed = runs.states[pairs.loop, pairs.base].clone()
@@ -158,7 +157,7 @@ class InterchangeTrajectories(ShortRepr):
         states = torch.stack([h for _, h in run])
         within = pairs.loop + torch.arange(len(states))[:, None] <= runs.n_loops  # [time, pair]
         answers = runs.answers(inputs, states).cpu()
-        after = Trajectories(runs.batch.inputs[pairs.base], to_cut(states), answers, within)
+        after = Trajectories(runs.batch.inputs[pairs.base], _to_cut(states), answers, within)
         return cls(runs.trajectories(), after, pairs)
 
     def __getitem__(self, rows: Tensor) -> InterchangeTrajectories:
@@ -169,18 +168,17 @@ class InterchangeTrajectories(ShortRepr):
         return self.clean, self.changed
 
     def without_states(self) -> InterchangeTrajectories:
-        """Answers alone, which a table is compared with."""
         parts = (replace(part, states=part.states[..., :0]) for part in self.both)
         return replace(self, **dict(zip(("clean", "changed"), parts)))
 
     @cached_property
     def natural(self) -> Int[Tensor, "time pair pos"]:
-        """Answers of each base's clean run at the same loops; past the end those of the end."""
+        """Answers of each base's clean run at the same loops; past the end its last ones."""
         return self.at_base(self.clean.answers)
 
     @cached_property
     def counted(self) -> Bool[Tensor, "time pair pos"]:
-        """Where an answer is asked for, before a run is over."""
+        """Where an answer is scored, before a run is over."""
         return self.changed.within[..., None] & self.pairs.scored
 
     @cached_property
@@ -188,7 +186,7 @@ class InterchangeTrajectories(ShortRepr):
         return self.changed.answers != self.natural
 
     def at_base(self, of_runs: Int[Tensor, "loops input pos"]) -> Int[Tensor, "time pair pos"]:
-        """Entries of clean runs at the loops at which the changed ones are."""
+        """Entries of clean runs at the loops of the changed runs."""
         times = torch.arange(len(self.changed.within))[:, None]
         loops = (self.pairs.loop + times).clamp(max=len(of_runs) - 1)
         # Rows of [loop * input]: index_select is much faster than two indices.

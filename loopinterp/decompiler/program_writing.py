@@ -1,12 +1,11 @@
-"""A transition table as a loop program: messages to the right, and what they make of a cell.
+"""A transition table as a loop program, by messages that cells send to the right.
 
-Left cells that make the same of every cell send the same *message*, and a loop is
+Left cells with the same effect on every cell send the same *message*, and a loop is
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-Some ways to name the values are tried, each table is written as the shortest expression of the
-task's own words (the tables of tokens that its programs name) where there is a short one, and the
-shortest of the programs is given.
+Several numberings of the values are tried. Each table is written as a short expression of the
+tables of tokens that the task's programs name, if there is one. The shortest program is returned.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def program_of(
     """The table as a program that reads the tokens of a task.
 
     Args:
-        n_loops: T(n); that of the task by default, which must be linear.
-        readable: Look for the shortest way to write a small table; else tables throughout.
+        n_loops: T(n); by default the task's, which must be linear.
+        readable: Whether to look for the shortest code of a small table; else write plain tables.
     """
     readable = readable and len(table.cells) <= 14
     known = programs_of(task)
@@ -124,7 +123,7 @@ def words_of(programs: Sequence[LoopProgram]) -> dict[str, TokMap]:
 
 
 def value_by_token(values: Mapping[int, int], name: str, words: Mapping[str, TokMap]) -> Seq:
-    """A value for each token: a constant, a table of tokens that has a name, or another one."""
+    """A value for each token: a constant, a named table of tokens, or a new one."""
     entries, token = [*values.values()], torch.tensor([*values])
     if len(set(entries)) == 1:
         return full(entries[0])
@@ -137,19 +136,18 @@ def response_times(
 ) -> pd.DataFrame:
     """Loops until a position's answer follows its left neighbour.
 
-    Clean runs go on until they converge. A position that is stable under one message, and then gets
-    another one for good, changes its answer after some loops: 1 in a program that holds nothing, k
-    more in one that holds a carry for k loops after its reason is gone.
+    Clean runs continue until they converge. A position that is stable under one message and then
+    gets another for good changes its answer after some loops: 1 in a program that holds nothing,
+    k more in one that holds an unsupported carry for k loops.
 
     Args:
         table: The transition table.
-        tokens: Inputs whose runs show which messages there are after ``n_loops``.
-        most_loops: Loops within which a position follows.
+        tokens: Inputs whose runs define which messages occur after ``n_loops``.
+        most_loops: Loops within which a position must follow.
 
     Returns:
         A row for each ``token`` and change of its answer from ``before`` to ``after``: the
-        ``least`` and ``most`` loops it takes over all pairs of messages, and the number of
-        ``ways``.
+        ``least`` and ``most`` loops over all pairs of messages, and the number of ``ways``.
 
     Example:
         >>> from loopinterp.decompiler import decompile
@@ -196,7 +194,7 @@ def response_times(
 
 @dataclass(frozen=True)
 class Messages:
-    """A transition table in two: the message of each left cell, and what it makes of a cell.
+    """A transition table in two parts: the message of each left cell, and its effect on a cell.
 
     Attributes:
         becomes: (cell, message) -> value after one loop.
@@ -211,7 +209,7 @@ class Messages:
 
     @classmethod
     def of(cls, table: TransitionTable) -> Messages:
-        """The fewest that a greedy choice finds; pairs of tokens that never meet are free."""
+        """The fewest messages by a greedy choice; pairs of tokens that never meet are free."""
         columns: dict[Cell, dict[Cell, int]] = {}
         for (left, cell), value in table.steps.items():
             columns.setdefault(left, {})[cell] = value
@@ -263,7 +261,7 @@ def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
 
 
 def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
-    """Numbers: 0 where most positions of a token start, then by what each message makes of those.
+    """Value numbers: 0 for the commonest start of a token, then by the effect of messages on it.
 
     Tokens that work alike get the same numbers.
     """
@@ -285,7 +283,7 @@ def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
 def _renumberings(
     messages: Messages, values: Mapping[Cell, tuple[int, ...]], *, most_tried: int = 5
 ) -> Iterator[Messages]:
-    """Messages with the numbers of what they make of cells, and of what sends them, if possible."""
+    """Messages with the numbers of their effects, or of their senders, if possible."""
     if messages.n > most_tried:  # in every order
         yield messages
         return
@@ -307,7 +305,7 @@ _Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]  # prepare, step
 
 
 def _length(expressions: _Expressions) -> int:
-    """Nodes of all expressions, and two for each entry of a table that is no word of the task."""
+    """Nodes of all expressions, plus two for each entry of an unnamed table."""
     prepare, step, finish = expressions
     every = [*prepare.values(), *step.values(), finish]
     tables = [n for n in postorder(every) if isinstance(n, TokMap) and not isinstance(n.x, Tokens)]
@@ -341,7 +339,7 @@ class _Writer:
         return dict(zip(self.names, starts)), dict(zip(self.names, steps)), finish
 
     def _start(self, name: str, k: int) -> Seq:
-        """One variable at first: by token, and by the token to the left where that matters."""
+        """A variable's first value: by token, and by the left token if that matters."""
         starts = {
             (left, token): self.values[token, value][k]
             for (left, token), value in self.table.starts.items()
@@ -369,8 +367,9 @@ class _Writer:
     ) -> Seq:
         """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        The value -1 of a cell stands for all of its token. ``left`` is a sequence to the left,
-        its value in each case and the number of its values; ``atoms`` are others to build with.
+        The value -1 of a cell stands for all values of its token. ``left`` is a sequence to the
+        left, its value in each case and the number of its values; ``atoms`` are further building
+        blocks.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]

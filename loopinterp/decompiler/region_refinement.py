@@ -1,12 +1,10 @@
-"""Values of a trained model as regions of states, cut finer where a run leaves the table.
+"""Values of a trained model as regions of states, split where a run leaves the table.
 
-Refinement seeks the coarsest cut of the states with which a table predicts the model. It begins
-with the answers as values. Where a run leaves the table, some pair of neighbours becomes different
-values though it has the same; a plane through either's states that separates the two cases is a
-candidate. The candidate is taken that makes the table right about most runs.
-:func:`against_counterexamples` adds states of any loop, all kinds equally often.
-
-Source: abstraction refinement guided by counterexamples (Clarke et al., CAV 2000), on interchange
+Refinement seeks the coarsest partition with which a table predicts the model, starting from the
+answers. Where a run leaves the table, pairs of neighbours with the same values become different
+ones. Planes in either's states that separate the two cases are candidates; the one that makes the
+table right about most runs is taken. :func:`against_counterexamples` adds states of any loop.
+Source: counterexample-guided abstraction refinement (Clarke et al., CAV 2000) on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
 """
 
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Cut(ShortRepr):
-    """A value of a token becomes two: states with ``state @ normal + offset > 0`` get a new one."""
+    """Splits a value of a token: states with ``state @ normal + offset > 0`` get a new value."""
 
     token: int
     value: int
@@ -62,10 +60,10 @@ class Cut(ShortRepr):
 
 @dataclass(frozen=True)
 class StateRegions(ShortRepr):
-    """Where the states of each value lie: the answer that is read there, then the cuts in turn.
+    """Where the states of each value lie: by the answer read there, then by the cuts in turn.
 
     Attributes:
-        answers: Token -> the answers that its states give; their places are the first values.
+        answers: Token -> the answers of its states; their indices are the first values.
     """
 
     answers: Mapping[int, tuple[int, ...]]
@@ -79,7 +77,7 @@ class StateRegions(ShortRepr):
         return sizes
 
     def values(self, runs: Trajectories) -> Int[Tensor, "time run pos"]:
-        """The value of each state; 0 for an answer that the token never gave."""
+        """The value of each state; 0 for an answer that is new for the token."""
         values = torch.zeros_like(runs.answers)
         for token, each in self.answers.items():
             for value, answer in enumerate(each):
@@ -104,11 +102,11 @@ def refine(
     *,
     most_values: int,
 ) -> Refinement:
-    """Cut states into values until the table predicts the model.
+    """Split states into values until the table predicts the model.
 
-    Cuts are made by ``runs``; the fewest are kept with which the table is as right about ``others``
-    as with any number, to 0.005 of the score (mean over lengths), or to a tenth of the distance to
-    the best score there could be, where that is less.
+    Cuts are fitted on ``runs``. The fewest are kept that score, on ``others``, as well as any
+    number does, within 0.005 (mean over lengths) or a tenth of the distance to a perfect score,
+    whichever is less.
     """
     seen: dict[int, set[int]] = {}
     for clean in (each.clean for each in runs):
@@ -142,10 +140,10 @@ def against_counterexamples(
     most_values: int,
     generator: torch.Generator,
 ) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
-    """Repair a refinement's table; where that is not enough, refine again and repair that.
+    """Repair a refinement's table; if that is not enough, refine again and repair.
 
-    Gives the refinement whose table leaves fewer runs of a fresh draw wrong, the runs that it was
-    made from and those held back (``others``). At each length ``number`` states are put in.
+    Returns the refinement with fewer wrong runs in a fresh draw, the runs it was made from, and
+    those held out (``others``). At each length ``number`` states are put in.
     """
     # With a larger share of wrong runs, regions are cut anew and no entry is repaired.
     table, wrong = repaired_on_draws(
@@ -205,7 +203,7 @@ class _Stage:
 
 
 def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> list[_Stage]:
-    """The best next stage, or the next two where no single cut is any good; none if neither is.
+    """The best next stage, or the next two if no single cut helps; none if neither does.
 
     Each cut must add ``least_gain`` to the score.
     """
@@ -232,7 +230,7 @@ def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> l
 
 
 def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut]]:
-    """Cuts at the ``most`` kinds of pairs that runs leave most, with the number of the kind."""
+    """Cuts at the ``most`` frequent kinds of exits, with the number of the kind."""
     sizes = stage.regions.sizes
     # Over all lengths, by place in the flattened table.
     each = zip(stage.predictions, stage.values)
@@ -260,7 +258,7 @@ def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut
 def _examples(
     stage: _Stage, place: int
 ) -> tuple[Float[Tensor, "example d_model"], Float[Tensor, "example d_model"], Bool[Tensor, " _"]]:
-    """States of the left and the own position; whether another value than mostly follows."""
+    """States of the left and own position; whether another value than the usual one follows."""
     lefts, states, nexts = [], [], []
     for each, both in zip(stage.runs, stage.values):
         for part, values in zip(each.both, both):
@@ -280,7 +278,7 @@ def _examples(
 def _plane(
     states: Float[Tensor, "example d_model"], beyond: Bool[Tensor, " example"]
 ) -> tuple[Float[Tensor, " d_model"], float]:
-    """The plane that separates the examples best: logistic regression."""
+    """The plane that separates the examples best (logistic regression)."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

@@ -1,12 +1,11 @@
 """Sharp values by experiment: states that behave alike are one value, and pairs are tried.
 
-Two states of one token are the same value of the program if putting either in is followed by the
-same answers in every context: an input, a position with that token and a loop. The answers in all
-contexts are the state's *behaviour*. Then states of every pair of neighbours are put side by side,
-and one loop is run.
+A context is an input, a position with the state's token, and a loop. A state's *behaviour* is the
+list of answers after it is put in, in every context. Two states of a token are one value if their
+behaviours are equal. Then states of every pair of neighbours are combined, and one loop is run.
 
 Source: distinguishing experiments of automaton learning (Angluin, Information and Computation 75,
-1987), made with interchange interventions (arXiv 2106.02997).
+1987), by interchange interventions (arXiv 2106.02997).
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class TokenValues:
-    """Values of one token, as far as they are known.
+    """The known values of one token.
 
     Attributes:
-        contexts: Interchanges in runs at positions with the token; their sources mean nothing.
-        tolerance: Two states are one value if they behave differently in at most this share of the
+        contexts: Interchanges at positions with the token; their sources mean nothing.
+        tolerance: States are one value if they behave differently in at most this share of
             contexts.
-        behaviours: That of the first state of each value.
+        behaviours: Behaviour of the first state of each value.
         states: Some states of each value.
     """
 
@@ -53,7 +52,7 @@ class TokenValues:
     def of(
         cls, runs: Runs, token: int, n: int, generator: torch.Generator, tolerance: float = 0.0
     ) -> TokenValues:
-        """Contexts of a token, drawn in the first half of the runs, so that much comes after."""
+        """Contexts of a token, drawn in the first half of the runs to leave many loops after."""
         places = (runs.batch.inputs == token).nonzero()
         drawn = places[torch.randint(len(places), (n,), generator=generator)]
         loop = torch.randint(runs.n_loops // 2 + 1, (n,), generator=generator)
@@ -72,7 +71,7 @@ class TokenValues:
     def behaviour(
         self, states: Float[Tensor, "state d_model"]
     ) -> Int[Tensor, "state context answer"]:
-        """All answers that are asked for in every context, after every loop to the end."""
+        """All scored answers in every context, after every loop to the end."""
         n_contexts = len(self.contexts)
         rows = torch.arange(n_contexts).repeat(len(states))  # [state * context]
         pairs = self.contexts[rows]
@@ -88,9 +87,9 @@ class TokenValues:
 
     @torch.no_grad()
     def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:
-        """The answer that each gives in the first context; ``UNKNOWN`` where undecided.
+        """The answer of each state in the first context; ``UNKNOWN`` where undecided.
 
-        A readout may look at other positions too, so that a state by itself gives no answer.
+        A readout may read other positions too, so that a state by itself gives no answer.
         """
         base, loop = self.contexts.base[0], self.contexts.loop[0]
         position = self.contexts.positions[0, 0]
@@ -105,9 +104,9 @@ class TokenValues:
     def classify(
         self, states: Float[Tensor, "state d_model"], *, most: int | None = None
     ) -> Int[Tensor, " state"]:
-        """The value of each state; one that behaves like none so far becomes a value of its own.
+        """The value of each state; one that behaves like no known value becomes a new value.
 
-        With ``most`` values, it becomes the closest of these.
+        With ``most`` values, it gets the closest of these.
         """
         values = []
         for state, behaviour in zip(states, self.behaviour(states)):
@@ -127,12 +126,12 @@ class TokenValues:
         return torch.tensor(values, dtype=torch.long)
 
     def state(self, value: int, turn: int) -> Float[Tensor, " d_model"]:
-        """One of the states of a value, another each turn."""
+        """One of the states of a value, another one each turn."""
         return self.states[value][turn % len(self.states[value])]
 
 
 def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tensor, "few d_model"]:
-    """Some of the states, each as far as can be from those before it (farthest-point sampling).
+    """Some of the states, each as far as possible from earlier ones (farthest-point sampling).
 
     Example:
         >>> spread_out(torch.tensor([[0.0], [0.1], [5.0], [5.0]]), 2).tolist()
@@ -148,12 +147,12 @@ def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tenso
 
 @dataclass(eq=False)
 class Experiments:
-    """States of all values, put in at places where their tokens stand.
+    """States of all values, put in at positions with their tokens.
 
     Attributes:
-        values: Of each token.
+        values: Values of each token.
         tries: Experiments of each kind.
-        most: With so many values of a token, a new one becomes the closest of these.
+        most: Most values of a token; a further one becomes the closest of these.
     """
 
     runs: Runs
@@ -164,7 +163,7 @@ class Experiments:
 
     @cached_property
     def places(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Input and position where each two tokens stand side by side; -1 left of the first."""
+        """Input and position of each pair of neighbouring tokens; -1 is left of the first."""
         places = defaultdict(list)
         for row, tokens in enumerate(self.runs.batch.inputs.tolist()):
             for position, pair in enumerate(zip([EDGE[0], *tokens], tokens)):
@@ -172,7 +171,7 @@ class Experiments:
         return dict(sorted(places.items()))
 
     def starts(self) -> dict[tuple[int, int], Counter[int]]:
-        """How often each value is met before the first loop, by left token and token."""
+        """How often each value occurs before the first loop, by left token and token."""
         starts = {}
         for (left, token), known in self.places.items():
             drawn = torch.randint(len(known), (self.tries,), generator=self.generator)
@@ -184,9 +183,9 @@ class Experiments:
     def tabulate(
         self, starts: Mapping[tuple[int, int], Counter[int]], *, most_pairs: int = 2500
     ) -> TransitionTable | None:
-        """Try every pair of cells that can stand side by side, and those that they become.
+        """Try every pair of cells that can be neighbours, and the cells that they become.
 
-        Gives the table by the majority of each kind of experiment; None if there are too many.
+        Returns the majority table of the experiments; None if there are too many pairs.
         """
         values, steps = self.values, {}
         while True:
@@ -233,7 +232,7 @@ class Experiments:
     def _stepped(
         self, pairs: Sequence[tuple[Cell, Cell]], *, at_a_time: int = 1024
     ) -> Float[Tensor, "pair try d_model"]:
-        """State of a position after one loop from two states put in, all else as in a clean run."""
+        """A position's state after one loop from two states put in, all else as in a clean run."""
         runs, after = self.runs, []
         each = [(pair, turn) for pair in pairs for turn in range(self.tries)]
         for start in range(0, len(each), at_a_time):

@@ -1,10 +1,9 @@
-"""Predictions of a transition table: counted from runs, held against runs, and repaired.
+"""Predictions of a transition table: counted from runs, compared with runs, and repaired.
 
-A table is counted from what most cells of each kind become. Its *prediction* follows it from the
-start, or from an interchange. A run leaves the table at a transition after which a position has
-another value than the table says, though it and its left neighbour had the predicted values until
-then. Where a pair of neighbours is rare, one entry may be wrong; it is repaired by following the
-table with each other value.
+A table holds what most cells of each kind become. Its *prediction* follows it from the start, or
+from an interchange. A run leaves the table where a position first gets another value than the table
+says after it and its left neighbour had the predicted ones. An entry of a rare pair may be wrong;
+it is repaired by trying each other value.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def count_table(
     values: Sequence[Sequence[Tensor]],
     sizes: Mapping[int, int],
 ) -> TransitionTable:
-    """Count what most cells of each kind become in some runs.
+    """Count what most cells of each kind become.
 
     Args:
-        runs: Of each length.
-        values: Of each length, those of clean and changed runs, [time, run, pos].
-        sizes: Token -> how many values it has.
+        runs: Runs of each length.
+        values: For each length, values of clean and changed runs [time, run, pos].
+        sizes: Token -> number of its values.
     """
     n_tokens, n_values = max(sizes) + 1, max(sizes.values())
     table = TransitionTable.from_entries(sizes, start={}, step={}, answers={})
@@ -77,7 +76,7 @@ def count_table(
 def _counted(
     places: Int[Tensor, "time run pos"], within: Bool[Tensor, "time run"], table: Tensor
 ) -> Tensor:
-    """How often each place of a table occurs before a run is over."""
+    """How often each entry of a table is used before a run is over."""
     beyond = table.numel()
     if not within.all():  # one place behind the table collects the others
         places = places.masked_fill(~within[..., None], beyond)
@@ -89,7 +88,7 @@ class TablePrediction(ShortRepr):
     """A table's prediction of some runs, and where it is right.
 
     Attributes:
-        values: Those of clean and of changed runs, by the table.
+        values: Predicted values of clean and of changed runs.
         clean: Whether the whole answer is right.
         changed: The same after an interchange; true once the run is over.
         effective: Whether an interchange changes an answer of the model or of the table.
@@ -128,7 +127,7 @@ class TablePrediction(ShortRepr):
 
     @property
     def score(self) -> Float[Tensor, ""]:
-        """Shares of whole trajectories, of answers after interchanges and of clean answers."""
+        """Sum of the shares of whole trajectories, answers after interchanges and clean answers."""
         right = self.changed[:, self.effective].double()
         if not right.numel():
             return self.clean.double().mean()
@@ -136,13 +135,12 @@ class TablePrediction(ShortRepr):
 
     @property
     def n_wrong(self) -> int:
-        """Runs, clean and changed, with some answer that the table does not predict."""
         return int((~self.clean).any(0).sum() + (~self.changed).any(0).sum())
 
     def exits(self, values: Sequence[Tensor]) -> Int[Tensor, " place"]:
-        """How often runs of some values leave the table, by place in the flattened table.
+        """How often runs leave the table, by place in the flattened table.
 
-        Only runs about whose answers the table is wrong, and times before it is.
+        Only runs with wrong predictions count, before the first wrong answer.
         """
         table = self.table
         in_time = _until_wrong(self.changed) & self.effective & self.runs.changed.within
@@ -159,7 +157,7 @@ class TablePrediction(ShortRepr):
         return exits
 
     def uses(self, *, until_wrong: bool = False) -> Int[Tensor, " place"]:
-        """How often the table comes to each entry; or only until runs are wrong, as causes do."""
+        """How often each entry is used; with ``until_wrong``, before the first wrong answer."""
         counts = torch.zeros(self.table.step.numel(), dtype=torch.long)
         for part, values, right in zip(self.runs.both, self.values, (self.clean, self.changed)):
             mask = part.within & _until_wrong(right) if until_wrong else part.within
@@ -179,7 +177,7 @@ def _until_wrong(right: Bool[Tensor, "time run"]) -> Bool[Tensor, "time run"]:
 
 
 def most_common(counts: Int[Tensor, " place"], most: int) -> list[tuple[int, int]]:
-    """The places of the highest counts, highest first; none that is 0."""
+    """The places of the highest counts above 0, highest first."""
     order = counts.argsort(descending=True, stable=True)[:most]
     return [(int(place), int(counts[place])) for place in order if counts[place] > 0]
 
@@ -190,18 +188,18 @@ def unexplained_steps(
     runs: Sequence[InterchangeTrajectories],
     names: Mapping[Cell, int],
 ) -> pd.DataFrame:
-    """Cell by cell, the transitions of held-out runs that a table does not explain.
+    """The transitions of held-out runs that a table does not explain.
 
     Args:
         values_of: The value of each state.
-        runs: Of each length.
-        names: Cell -> number of its value as it is shown; cells of one number are one.
+        runs: Runs of each length.
+        names: Cell -> number of its value in the result; cells of one number are merged.
 
     Returns:
         A row for each kind of transition at which runs leave the table, the most frequent first.
         Columns ``left`` (token, -1 for none), ``left_value``, ``token``, ``value``; ``exits``
         (of runs with wrong answers), ``steps`` (transitions of that kind in all runs),
-        ``otherwise`` (share of these after which the value is not the table's).
+        ``otherwise`` (share of these with another value than the table's).
     """
     exits, steps, otherwise = torch.zeros(3, table.step.numel(), dtype=torch.long)
     shown = torch.arange(table.answers.shape[1]).repeat(len(table.answers), 1)  # [token, value]
@@ -238,10 +236,10 @@ def repaired_on_draws(
     generator: torch.Generator,
     most_wrong: float = 0.25,
 ) -> tuple[TransitionTable, int]:
-    """Repair a table until no injected state of new inputs leaves it, or it helps no more.
+    """Repair a table until no injected state of new inputs leaves it, or repair stops helping.
 
-    Above ``most_wrong``, a share of runs, no entry is repaired. Gives the number of runs of the
-    last draw that left the table too.
+    Nothing is repaired if more than ``most_wrong`` of the runs are wrong. Also returns the number
+    of runs of the last draw that left the table.
     """
     gathered: list[InterchangeTrajectories] = []
     wrong = 0
@@ -264,8 +262,8 @@ def repaired_on_draws(
 def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> TransitionTable:
     """Change one entry after another, as long as fewer runs are wrong than before.
 
-    Those are tried that wrong runs use most, compared with all runs. Every entry that the table
-    comes to in these runs counts as known afterwards.
+    Entries that wrong runs use most, relative to all runs, are tried. Entries used in these runs
+    count as known afterwards.
     """
     n_changes, n_entries, n_right, n_promising = 40, 16, 500, 4
     for _ in range(n_changes):

@@ -1,7 +1,6 @@
-"""The transition table of a looped program: the next value of a position, by its left neighbour's.
+"""The transition table of a looped program: a position's next value, given its left neighbour.
 
-A *cell* is a position's token with one of that token's values. The first position has no left
-neighbour.
+A *cell* is a token with one of its values. The first position has no left neighbour.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ Step = tuple[int, V | None, int, V]  # left token and value (None of the edge); 
 
 @dataclass(frozen=True, eq=False)
 class TransitionTable(ShortRepr):
-    """Values of each token, where they start, what they become, and what they answer.
+    """Values of each token: start, next value and answer.
 
     The axis of left tokens ends with a row for the edge, which index -1 reads too.
 
     Attributes:
-        sizes: Token -> how many values a position with it can have: 0 .. size - 1.
-        start: Value before the first loop; -1 of tokens that never stand side by side.
-        step: Value after one loop; the value itself where the transition is not ``known``.
+        sizes: Token -> number of its values, which are 0 .. size - 1.
+        start: Value before the first loop; -1 for tokens that are never neighbours.
+        step: Value after one loop; unchanged where the transition is not ``known``.
         answers: ``UNKNOWN`` where undecided.
-        consistency: Share of the experiments it was made from that agree with most of their kind.
+        consistency: Share of the experiments behind it that agree with the majority of their kind.
 
     Example:
         >>> flip = TransitionTable.from_entries(
@@ -102,17 +101,16 @@ class TransitionTable(ShortRepr):
         *,
         most: int | None = None,
     ) -> tuple[TransitionTable, dict[Cell, V]] | None:
-        """The table of all that a run or an interchange can make.
+        """The table of every cell that a run or an interchange can make.
 
         Args:
-            start: (left token or -1, token) -> value before the first loop, of all tokens that
-                stand side by side.
+            start: (left token or -1, token) -> value before the first loop, for all neighbours.
             step: The value after one loop of each transition.
             answer: The answer of each token and value.
-            most: Cells at most.
+            most: Most cells.
 
         Returns:
-            The table, and the value of each of its cells; None if there are more cells.
+            The table, and the value of each of its cells; None if there are more than ``most``.
         """
         values: dict[int, list[V]] = {token: [] for _, token in start}
         for (_, token), value in start.items():
@@ -152,12 +150,12 @@ class TransitionTable(ShortRepr):
 
     @property
     def cells(self) -> list[Cell]:
-        """All of them, token by token."""
+        """All cells, token by token."""
         return [(token, v) for token, size in self.sizes.items() for v in range(size)]
 
     @cached_property
     def starts(self) -> dict[tuple[int, int], int]:
-        """(left token or -1, token) -> value before the first loop, in order."""
+        """(left token or -1, token) -> value before the first loop."""
         pairs = sorted(product((EDGE[0], *self.sizes), self.sizes))
         return {pair: int(self.start[pair]) for pair in pairs if self.start[pair] >= 0}
 
@@ -175,7 +173,7 @@ class TransitionTable(ShortRepr):
 
     @cached_property
     def answer_of(self) -> dict[Cell, int]:
-        """Cell -> the answer read there."""
+        """Cell -> its answer."""
         return {cell: int(self.answers[cell]) for cell in self.cells}
 
     def run(
@@ -184,10 +182,10 @@ class TransitionTable(ShortRepr):
         n_loops: int,
         values: Int[Tensor, "run pos"] | None = None,
     ) -> Int[Tensor, "time run pos"]:
-        """Values after 0, 1, … ``n_loops`` loops, from the start or from given ones.
+        """Values after 0, 1, … ``n_loops`` loops, from the start or from given values.
 
         Raises:
-            KeyError: a token, or two side by side, that the table does not have.
+            KeyError: If the table lacks a token or a pair of neighbours.
         """
         if not torch.isin(tokens, torch.tensor([*self.sizes])).all():
             raise KeyError("a token that the table does not have")
@@ -203,7 +201,7 @@ class TransitionTable(ShortRepr):
         n_loops: int,
         values: Int[Tensor, "run pos"] | None = None,
     ) -> Int[Tensor, "time run pos"]:
-        """As :meth:`run`; cells beside which the table says nothing keep their value."""
+        """Like :meth:`run`; cells in unknown transitions keep their value."""
         times = [self._starts_of(tokens).clamp(min=0) if values is None else values]
         step = self.step.flatten()
         for _ in range(n_loops):
@@ -219,7 +217,7 @@ class TransitionTable(ShortRepr):
     def places(
         self, tokens: Int[Tensor, "run pos"], values: Int[Tensor, "*time run pos"]
     ) -> Int[Tensor, "*time run pos"]:
-        """Where the transition of each position stands in the flattened table."""
+        """The place of each position's transition in the flattened table."""
         n_left, n_values, n_tokens, _ = self.step.shape
         left = pad(tokens[:, :-1], (1, 0), value=n_left - 1)
         # ((left * n_values + left_value) * n_tokens + token) * n_values + value, [time, run, pos]
@@ -238,12 +236,12 @@ class TransitionTable(ShortRepr):
         return self.start[pad(tokens[:, :-1], (1, 0), value=-1), tokens]  # -1 is the edge's row
 
     def asked_at(self, tokens: Collection[int], *, otherwise: int = UNKNOWN) -> TransitionTable:
-        """The same where an answer is asked for at some tokens only, and at others is one."""
+        """The table with answers at some tokens only, and ``otherwise`` elsewhere."""
         others = torch.tensor([t for t in range(len(self.answers)) if t not in tokens])
         return replace(self, answers=self.answers.index_fill(0, others.long(), otherwise))
 
     def renamed(self, names: Mapping[Cell, int]) -> TransitionTable:
-        """The same with other numbers for values; cells that get one number become one."""
+        """The table with other numbers for values; cells with one number are merged."""
         moved = {EDGE: EDGE, **{cell: (cell[0], name) for cell, name in names.items()}}
         return TransitionTable.from_entries(
             {t: len({n for cell, n in names.items() if cell[0] == t}) for t in self.sizes},
@@ -263,8 +261,8 @@ class TransitionTable(ShortRepr):
     def merged_names(self) -> dict[Cell, int]:
         """Cell -> its number in the smallest table with the same answers.
 
-        Cells of a token are equal if they answer alike and become equal ones beside every
-        neighbour, and if neighbours of either become equal ones.
+        Cells of a token are merged if they have one answer, become merged cells beside every
+        neighbour, and turn every neighbour into merged cells.
         """
         transitions = [(left, cell, (cell[0], v)) for (left, cell), v in self.steps.items()]
         views = {cell: (cell[0], y) for cell, y in self.answer_of.items()}
@@ -287,9 +285,9 @@ def moore_classes(
     """Classes of cells that look alike and behave alike beside neighbours (Moore's refinement).
 
     Args:
-        views: Cell -> how it looks at first.
-        transitions: Left cell (``edge`` for none), cell, and the cell that it becomes.
-        by_class: Whether neighbours of one class count as one neighbour; else each is itself.
+        views: Cell -> its appearance at the start.
+        transitions: Left cell (``edge`` for none), cell, and the next cell.
+        by_class: Whether neighbours of one class count as one neighbour.
     """
 
     def numbered(views: Mapping[C, object]) -> dict[C, int]:

@@ -49,24 +49,24 @@ _MAPS = ("reached", "status", "period", "loops", "distance", "exact")
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BasinMapResult(Result, kind="basins"):
-    """The limit that each initial state of a plane through the limit of one input converges to.
+    """The limit that each initial state of a plane through one input's limit converges to.
 
     The clean limit is at (0, 0), ``x`` points to the first corner, ``y`` is orthogonal to it.
-    Limits are numbered by how near to the clean one (0) they are first reached.
+    Limits are numbered by the distance from the clean limit (0) at which they are first reached.
 
     Arrays:
         reached: Number of the limit; -1 for none.
-        status, loops: How the search for it ended (:class:`Status`), and after how many loops.
-        period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        distance: From the limit reached to the clean one, over its norm.
-        exact: Whether the answer read from the state reached is right.
+        status, loops: :class:`Status` of the search, and its loops.
+        period: Loops per turn of a cycle, 1 for a fixed point, 0 without a limit.
+        distance: From the limit reached to the clean one, over the clean one's norm.
+        exact: Whether the answer is right at the state reached.
         next_reached, next_distance: Controls: the same initial states under the next input; 0 is
             *its* clean limit, distances are to that of *this* input.
-        corner_x, corner_y, corner_reached: Where the corners are, and the limits they lead to.
+        corner_x, corner_y, corner_reached: Places of the corners, and their limits.
 
     Attributes:
         unit: Length of 1 on the axes: norm of the clean limit; if 0, distance of the first corner.
-        same: Distance over the norm up to which two limits count as one.
+        same: Relative distance up to which two limits count as one.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -79,11 +79,11 @@ class BasinMapResult(Result, kind="basins"):
     same: float
 
     def shares(self) -> xr.DataArray:
-        """Share of the grid that leads to each limit (-1: to none), [limit, estimate]."""
+        """Share of the grid that leads to each limit (-1: none), [limit, estimate]."""
         return share_of(self._is_of_limit(), "y", "x")
 
     def by_distance(self) -> xr.DataArray:
-        """Share that leads to each limit by distance, [limit, distance, estimate]."""
+        """Share that leads to each limit, by distance, [limit, distance, estimate]."""
         return self._in_rings(self._is_of_limit())
 
     def next_by_distance(self) -> xr.DataArray:
@@ -107,7 +107,7 @@ class BasinMapResult(Result, kind="basins"):
         return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
 
     def radius(self) -> float:
-        """Distance up to which all initial states lead to the clean limit; NaN without one."""
+        """Distance within which all initial states lead to the clean limit; NaN without one."""
         away = self.from_own()
         lost = away.where(self.data["reached"] != 0).min()  # NaN where all come back
         within = away.where((away <= self.data["x"].max()) & ~(away >= lost)).max()
@@ -118,7 +118,7 @@ class BasinMapResult(Result, kind="basins"):
         return share_of(self.data["next_distance"] <= self.same, "y", "x")
 
     def limits(self) -> pd.DataFrame:
-        """A row for each limit: its share, period, distance to the own one, and mean exactness."""
+        """A row per limit: share, period, distance to the clean one, mean exactness."""
         cells = self.data[[*_MAPS]].to_dataframe()
         reached = cells[cells["reached"] != NO_LIMIT].groupby("reached")
         first = reached[["period", "distance"]].first()
@@ -151,29 +151,28 @@ def basin_map(
 ) -> BasinMapResult:
     r"""Run one input from a grid of initial states in a plane through its limit and two corners.
 
-    :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane of
-    :math:`h^*` and the corners, and :math:`u = \|h^*\|`. As a control, the same initial states are
-    run under the next input.
+    :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane and
+    :math:`u = \|h^*\|`. As a control, the same initial states are run under the next input.
 
     Args:
         data: A batch of two or more, best of one length; or a task.
-        example: Number of the example whose plane it is.
-        corners: Two states: names (``"own"`` for the model's own initial state, ``"zeros"``,
-            ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next example, to
-            ``"other 8"``), or states [pos, d_model] by a name. By default the nearest following
-            limit that differs (else noise), and noise.
-        points: Initial states along each axis; odd, so that the limit itself is one.
-        extent: Distance from the clean limit to the edges of the grid, over its norm.
+        example: Index of the example.
+        corners: Two names (``"own"``: the model's initial state, ``"zeros"``, ``"noise 1"``,
+            ``"noise 2"``, ``"other 1"`` to ``"other 8"``: limits of the next examples), or two
+            states [pos, d_model] by name. By default the first other limit that differs (else
+            noise), and noise.
+        points: Initial states along each axis; with an odd number, the limit is one.
+        extent: Distance from the clean limit to the grid's edges, over its norm.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
-        same: Distance over the norm up to which two limits count as one.
+        same: Relative distance up to which two limits count as one.
         positions: Compare positions with a target, or all.
 
     Source: reachability, arXiv 2604.15259.
 
     Example:
-        >>> from loopinterp import load_pretrained
-        >>> run = load_pretrained("parity")
-        >>> result = basin_map(run.model(), run.task(), n=4, batch_size=2, points=3)
+        >>> from loopinterp.zoo import pretrained_run
+        >>> run = pretrained_run("parity")
+        >>> result = basin_map(run.model(), run.task, n=4, batch_size=2, points=3)
         >>> result.shares().sel(limit=0, estimate="value").item()
         1.0
     """
@@ -242,7 +241,7 @@ def _follow(
     tol: float,
     same: float,
 ) -> dict[str, Tensor]:
-    """The maps under the input of an example; distances are to the first one's limit."""
+    """The maps under one input; distances are to the first example's limit."""
     row = slice(example, example + 1)
     clean_limit = clean_limits.select(row)
     # Without a clean limit the first one that is reached is number 1.
@@ -272,7 +271,7 @@ def _follow(
 
 @dataclass(frozen=True)
 class _StatePlane:
-    """A plane through a state, ``centre + unit * (x axes[0] + y axes[1])``; places of corners."""
+    """The plane ``centre + unit * (x axes[0] + y axes[1])``, with corners."""
 
     centre: Float[Tensor, "pos d_model"]
     axes: Float[Tensor, "axis pos d_model"]
@@ -281,7 +280,6 @@ class _StatePlane:
 
     @classmethod
     def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> _StatePlane:
-        """The plane of a state and two corners, which must not be on a line with it."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())
@@ -316,7 +314,6 @@ def _corner_states(
     *,
     same: float,
 ) -> dict[str, Tensor]:
-    """Two states by name, for the first example."""
     starts = other_starts(limits.state, generator, n_noise=2, n_others=len(limits.state) - 1)
     known = {OWN_START: iteration.h0, **starts}
     if corners is None:

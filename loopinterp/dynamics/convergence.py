@@ -1,4 +1,4 @@
-"""The convergence study: does the iteration converge, where, how fast, and is it right there?"""
+"""The convergence study: does the iteration converge, how fast, and to a right answer?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 RITZ_TOLERANCE = 0.01
-"""Error of the leading Ritz value up to which a spectral radius counts as known."""
+"""Largest error of a Ritz value for a known spectral radius."""
 
 FATES = (
     "rests right",
@@ -44,36 +44,36 @@ FATES = (
     "moves on, wrong",
     "moves on, wrong, was right at T(n)",
 )
-"""What becomes of an example: convergence ("rests") is not correctness."""
+"""Convergence of an example ("rests") and correctness."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ConvergenceResult(Result, kind="convergence"):
-    """Convergence of a looped model, token by token, with its accuracy beside it.
+    """Convergence of a looped model, token by token, with its accuracy.
 
-    Loop 0 is the initial state; what belongs to an update is NaN there.
+    Loop 0 is the initial state, where measures of updates are NaN.
 
     Arrays:
-        residual, residual_max: Relative residual of a token, 2-norm; of a sequence, maximum norm.
-        distance: Distance to the limit (or the last state reached) over its norm.
-        contraction, cosine: Norm of the update over that of the one before; cosine of the two.
+        residual, residual_max: Relative residual of a token (2-norm); of a sequence (maximum norm).
+        distance: Relative distance to the limit (or the last state).
+        contraction, cosine: Ratio of an update's norm to the previous one's; cosine of the two.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
-        kl, entropy, margin: Of the readout, means over the counted positions: KL divergence from
-            the loop before and entropy in nats, largest logit minus the second largest.
-        settled_at: First loop from which the residual stays below ``threshold``; -1 for never. This
-            alone is no convergence: see :meth:`settling_times`.
+        kl, entropy, margin: Of the readout, means over counted positions: KL divergence from the
+            previous loop, entropy (nats), largest minus second largest logit.
+        settled_at: First loop from which the residual stays below ``threshold``; -1 for never. Not
+            yet convergence: see :meth:`settling_times`.
         stable_at: First loop whose answer is kept to the end of the run.
         regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
-        asymptotic_rate: Contraction rate of the whole sequence over the last loops above rounding.
+        asymptotic_rate: Contraction rate over the last loops above rounding.
         limit_status: How the search for the limit ended (:class:`Status`).
-        spectral_radius, spectral_residual: Of the Jacobian at the limit, for the first examples
-            with one; known where their product is at most :data:`RITZ_TOLERANCE`.
+        spectral_radius, spectral_residual: Of the Jacobian at the first limits; known if their
+            product is at most 0.01.
         answer_loops: T(n) of each example.
 
     Attributes:
         threshold: Residual below which a token counts as converged.
-        answered_after: The loops after which the answer is asked for, in words.
+        answered_after: The loops after which the answer is read, in words.
         one_map: Whether all loops apply one map; if not, no limit is sought.
     """
 
@@ -95,44 +95,45 @@ class ConvergenceResult(Result, kind="convergence"):
         return self.data.sizes["loop"] - 1
 
     def of_counted(self, name: str) -> xr.DataArray:
-        """An array of tokens, NaN where a position does not count."""
+        """An array of tokens, NaN at uncounted positions."""
         return self.data[name].where(self.data["counted"])
 
     def mean_residual(self) -> xr.DataArray:
-        """Mean relative residual of the counted tokens after each loop; NaN before the first."""
+        """Mean relative residual of counted tokens after each loop."""
         residual = self.data["residual"].where(self.data["counted"], 0)
         total = residual.sum(("batch", "pos"), skipna=False)
         return total / self.data["counted"].sum()
 
     def exact_match(self) -> xr.DataArray:
-        """Share of examples that are right in every asked position, [loop, estimate]."""
+        """Share of examples with every asked position right, [loop, estimate]."""
         return share_of((self.data["right"] != 0).all("pos"), "batch")
 
     def right_from(self) -> xr.DataArray:
-        """First loop from which a token is right to the end; infinity where wrong, else NaN."""
+        """First loop from which a token stays right; infinity if wrong, NaN if not asked."""
         right = self.data["right"]
         last_wrong = ((right == 0) * (right["loop"] + 1)).max("loop").astype(float)
         final = right.isel(loop=-1)
         return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
     def settling_times(self) -> xr.DataArray:
-        """``settled_at`` of tokens of regime fixed point, [batch, pos]; infinity elsewhere."""
+        """``settled_at`` of tokens that reach a fixed point, [batch, pos]; infinity elsewhere."""
         at, regime = self.data["settled_at"], self.data["regime"]
         return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
 
     def below_threshold(self) -> xr.DataArray:
-        """``settled_at`` of counted tokens, whatever their regime; NaN where there is none."""
+        """``settled_at`` of counted tokens of any regime; NaN for never."""
         at = self.data["settled_at"].astype(float)
         return at.where((at >= 0) & self.data["counted"])
 
     def settled_share(self) -> float:
-        """Share of the counted tokens that converge within the run."""
+        """Share of counted tokens that converge."""
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
 
     def fates(self) -> xr.DataArray:
-        """Whether all counted tokens of an example converge, and it is right there, [batch].
+        """One of :data:`FATES` for each example, [batch].
 
-        One of :data:`FATES`. Answers are read at T(n) and after the last loop.
+        An example rests if all its counted tokens converge; answers are read at T(n) and at the
+        end.
         """
         exact = (self.data["right"] != 0).all("pos")
         first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)
@@ -141,7 +142,7 @@ class ConvergenceResult(Result, kind="convergence"):
         return place.copy(data=np.array(FATES)[place.values])
 
     def regime_counts(self) -> dict[str, int]:
-        """Counted tokens of each regime, by its name in plain words."""
+        """Counted tokens of each regime, by label."""
         codes = self.of_counted("regime")
         return {regime.label: int((codes == regime).sum()) for regime in Regime}
 
@@ -167,8 +168,8 @@ def convergence_study(
     Args:
         data: A batch, best of one length; or a task.
         n_loops: By default a quarter more than the longest T(n), and at least 24.
-        solver: The search starts at the end of the run. Plain iteration finds the limit that the
-            model itself reaches; other solvers may find others.
+        solver: Continues from the end of the run. Plain iteration finds the limit that the model
+            itself reaches; other solvers may find others.
         limit_tol, limit_steps: Relative tolerance of the limit, and most steps beyond the run.
         n_spectral: Examples with a limit whose spectral radius is computed.
         threshold: Relative residual below which a token counts as converged.
@@ -250,12 +251,11 @@ def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Ten
 def _readouts(
     iteration: Iteration, states: Tensor, targets: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """Arrays read from the states, with logits of two loops held at a time."""
+    """Arrays read from the states."""
     answers, gaps, entropies, margins = [], [], [], []
     before: Tensor | None = None
 
     def mean(values: Tensor) -> Tensor:
-        """Over the counted positions of each example, [batch]."""
         return torch.where(counted, values, 0).sum(dim=1) / counted.sum(dim=1)
 
     for loop, state in enumerate(states):
@@ -278,7 +278,7 @@ def _readouts(
 
 
 def _from_loop(values: Tensor, first: int) -> Tensor:
-    """Put NaN before loop ``first``, so that entry ``t`` belongs to the state after ``t`` loops."""
+    """Prepend NaN so that entry ``t`` belongs to the state after ``t`` loops."""
     values = values.float()
     missing = values.new_full((first, *values.shape[1:]), float("nan"))  # [first, batch]
     return torch.cat([missing, values])

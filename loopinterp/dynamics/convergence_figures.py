@@ -1,4 +1,4 @@
-"""Findings and figures of a convergence study, and what the figures of dynamics share."""
+"""Findings and figures of convergence, and parts shared by other figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_ANSWER = "The readout is one number, so no answer is right or wrong."
 
 
 def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
-    """Findings, with one after the first where the dtype of the states is coarse."""
+    """Add a finding if the states' dtype is coarse."""
 
     @wraps(findings)
     def with_floor(result: Any) -> list[Finding]:
@@ -57,30 +57,27 @@ def _coarse_dtype(result: Any) -> str | None:
 
 
 def value_of(estimate: xr.DataArray) -> xr.DataArray:
-    """An estimate without its interval."""
     return estimate.sel({ESTIMATE: "value"}, drop=True)
 
 
 def span_of(values: xr.DataArray) -> str:
-    """Least and greatest value in words; one number where they agree."""
+    """Least and greatest value in words; one number if equal."""
     # Plus 0.0, as rounding leaves a sign: -0.00.
     low, high = (f"{round(float(end), 2) + 0.0:.2f}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
 
 
 def exact_panel(exact: xr.DataArray, references: Sequence[Reference] = ()) -> LinePanel:
-    """Exact match by loop, the control under every curve of dynamics."""
+    """Exact match by loop: the control beneath every curve."""
     line = Series.of("exact match", exact, colour="green")
     return LinePanel([line], "exact match", y_range=(0, 1.03), references=references)
 
 
 def with_exact(table: pd.DataFrame, exact: xr.DataArray) -> pd.DataFrame:
-    """A table by loop, with exact match beside it."""
     return table.assign(exact_match=table["loop"].map(value_of(exact).to_series()))
 
 
 def stability_of(largest_radius: float) -> str:
-    """What a spectral radius says about small perturbations."""
     if largest_radius < 1:
         return "below 1, so small perturbations decay"
     return "at least 1 somewhere, so not all small perturbations decay"
@@ -260,7 +257,7 @@ def _rates(result: ConvergenceResult) -> Figure:
 
 
 def _distances(result: ConvergenceResult, shown: ConvergenceResult) -> Figure:
-    """Heat maps of the distance to the limit, with the loop from which answers are right."""
+    """Heat maps of the distance to the limit, and of the loop from which answers stay right."""
     times, right = shown.settling_times(), shown.right_from()
     # The example that converges last; one that never does comes first.
     slowest = int(times.where(shown.data["counted"], 0).max("pos").argmax("batch"))
@@ -321,7 +318,7 @@ def _settling_times(shown: ConvergenceResult) -> Figure:
 
 
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
-    """Panels above exact match by loop, with T(n) marked where it is one for all examples."""
+    """Panels above exact match by loop, with T(n) if there is one."""
     answers = np.unique(result.data["answer_loops"])
     shown = [t for t in answers.tolist() if t <= result.n_loops]
     marks = [Reference(t, result.answered_after, "x") for t in shown]
@@ -334,7 +331,7 @@ def _median(values: xr.DataArray) -> xr.DataArray:
 
 
 def _positive(values: xr.DataArray) -> xr.DataArray:
-    """Values for a logarithmic axis: zero and infinity become NaN."""
+    """Values for a logarithmic axis; zero and infinity become NaN."""
     return _gaps(values.where(values > 0))
 
 

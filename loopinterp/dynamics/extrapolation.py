@@ -1,4 +1,4 @@
-"""Loop extrapolation: answers when the loop runs on past T(n)."""
+"""Loop extrapolation: answers when the model runs past T(n)."""
 
 from __future__ import annotations
 
@@ -41,19 +41,18 @@ class AnswerFate(Enum):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExtrapolationResult(Result, kind="extrapolation"):
-    """Exact match against loops, far past T(n); loop 0 is the initial state.
+    """Exact match by loop, far past T(n); loop 0 is the initial state.
 
     Arrays:
-        exact, accuracy: Whether every asked position is right, and the share of them that is.
-        residual, norm: Means over the asked positions; this and the next two are those of
-            :class:`LoopMeasures`.
+        exact, accuracy: Whether every asked position is right, and the share that is.
+        residual, norm: Means over asked positions, as in :class:`LoopMeasures`.
+        contraction, cosine: Medians over asked positions, as there.
         residual_max: Residual of the whole sequence in the maximum norm.
-        contraction, cosine: Medians over the asked positions.
         length, answer_loops: Problem length and T(n).
 
     Attributes:
-        trained_loops: Most loops of a training run, marked in the figure.
-        answered_after: The loops after which the answer is asked for, in words.
+        trained_loops: Most loops in training, marked in the figure.
+        answered_after: The loops after which the answer is read, in words.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -70,7 +69,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         return self.data.sizes["loop"] - 1
 
     def at_answer(self) -> xr.DataArray:
-        """Exact match of each example after its own T(n) loops."""
+        """Exact match of each example after T(n) loops."""
         return self.data["exact"].sel(loop=self.data["answer_loops"])
 
     def fates(self) -> dict[AnswerFate, int]:

@@ -1,7 +1,4 @@
-"""Findings and figures of extrapolation, attention stabilisation, reachability, input dependence.
-
-Those of the other studies are in modules of their own, which this one imports.
-"""
+"""Findings and figures of the studies whose module has no figures file; imports the others."""
 
 from __future__ import annotations
 
@@ -167,7 +164,7 @@ def _(result: ReachabilityResult) -> list[Finding]:
 
 
 def _shared_limits(result: ReachabilityResult) -> tuple[int, int]:
-    """Inputs whose limit and the next input's are both known, and those where they are equal."""
+    """Inputs with known limits of their own and the next input, and those with equal ones."""
     known = result.data["other_distance"].notnull()
     return int(known.sum()), int((known & ~result.own_limit_differs()).sum())
 

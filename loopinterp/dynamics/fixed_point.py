@@ -1,4 +1,4 @@
-"""Search for fixed points of the loop, and for cycles on the way."""
+"""Search for fixed points and cycles of the loop."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ class FixedPoint(ShortRepr):
     """Where a search for a fixed point ended.
 
     Attributes:
-        state: The last iterate, shaped like ``x0``; of a diverged example the last finite one.
-        residuals: Relative residual of each iterate, the first that of ``x0``.
-        evaluations: Evaluations of the map, Jacobian-vector products among them.
-        period: Steps per turn of an example on a cycle, else 0.
+        state: The last iterate, shaped like ``x0``; for diverged examples, the last finite one.
+        residuals: Relative residual of each iterate, starting with ``x0``.
+        period: Steps per turn of a cycle, else 0.
     """
 
     state: Float[Tensor, "*shape"]
@@ -77,17 +76,16 @@ def find_fixed_point(
 ) -> FixedPoint:
     r"""Solve :math:`f(x^*) = x^*` for every example of a batch.
 
-    ``f`` must treat the examples independently, as a looped model's step does. An example that is
-    done stays where it is while the others go on. Plain iteration also finds cycles
-    (:attr:`Status.CYCLE`). The page "Finding fixed points" of the guide compares the solvers.
+    ``f`` must treat examples independently. Plain iteration also finds cycles
+    (:attr:`Status.CYCLE`). The guide's page "Finding fixed points" compares the solvers.
 
     Args:
-        model: A map, such as ``bind(model, inputs).step``, that keeps shape and dtype; or a looped
+        model: A map that keeps shape and dtype, such as ``bind(model, inputs).step``; or a looped
             model.
-        x0: Starting states, ``[batch, ...]`` (a scalar is one example). For a looped model its
-            inputs or a batch; the search starts from the initial state.
-        tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol``
-            :math:`\|f(x)\|` + ``atol``, and of returns to a cycle.
+        x0: Starting states, ``[batch, ...]`` (a scalar is one example); for a looped model, its
+            inputs or a batch, and the search starts from the initial state.
+        tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol`` :math:`\|f(x)\|` +
+            ``atol``, and of returns to a cycle.
         solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
             :class:`Solver`.
         patience: Steps without progress after which an example counts as stalled.
@@ -150,22 +148,12 @@ def find_fixed_point(
 
 
 def list_solvers() -> list[str]:
-    """Names of the solvers of :func:`get_solver`.
-
-    Example:
-        >>> list_solvers()
-        ['anderson', 'broyden', 'newton-krylov', 'picard']
-    """
+    """Names of the solvers: anderson, broyden, newton-krylov, picard."""
     return sorted(_SOLVERS)
 
 
 def get_solver(solver: str | Solver) -> Solver:
-    """A solver from its name, with default settings; a solver is returned as it is.
-
-    Example:
-        >>> get_solver("picard")
-        Picard(damping=1.0)
-    """
+    """A solver from its name, with default settings; a solver is returned unchanged."""
     if isinstance(solver, Solver):
         return solver
     if solver not in _SOLVERS:
@@ -174,7 +162,7 @@ def get_solver(solver: str | Solver) -> Solver:
 
 
 def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
-    """A looped model's iteration over its inputs (or a batch of them); None for a map."""
+    """A looped model's iteration over inputs; None for a map."""
     if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
         return None
     inputs = getattr(h, "inputs", h).to(device_of(model))
@@ -184,7 +172,7 @@ def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) 
 
 
 def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A map and its state as passed; or a model's loop over its inputs, and its initial state."""
+    """The given map and state, or a model's loop and initial state."""
     iteration = iteration_of(model, h)
     return (model, h) if iteration is None else (iteration.step, iteration.h0)
 
@@ -192,13 +180,13 @@ def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tenso
 class _CycleWatch:
     r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
 
-    Iterates are compared with an anchor, which moves up at steps 1, 2, 4, 8, ... The first lag
-    at which an example is back within the tolerance is its candidate period; :math:`e_m` is its
-    distance to the anchor after :math:`m` turns, :math:`A` its extent, :math:`\epsilon` rounding.
-    Slow spirals and drifts come back as well, but miss by as much in each turn
-    (:math:`e_4 = 2 e_2`). A candidate is a cycle if it is wide enough to be no rounding, and
+    Iterates are compared with an anchor, which moves at steps 1, 2, 4, 8, ... The first lag at
+    which an example is back within the tolerance is its candidate period. Slow spirals and drifts
+    also return, but their distance :math:`e_m` to the anchor after :math:`m` turns grows
+    (:math:`e_4 = 2 e_2`). A candidate of extent :math:`A` above rounding :math:`\epsilon` is a
+    cycle if
 
-    - all misses to come sum up to less than a tenth of the extent:
+    - all future misses sum to less than a tenth of the extent:
       :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
     - it misses by no more than rounding, and a thousandth of its extent, for eight turns.
 
@@ -223,11 +211,10 @@ class _CycleWatch:
 
     @property
     def checking(self) -> Bool[Tensor, " batch"]:
-        """Examples that have come back once, and are followed for some turns more."""
         return self.period > 0
 
     def see(self, x: Float[Tensor, "batch size"]) -> Int[Tensor, " batch"]:
-        """Take in the next iterates; the period of each example on a cycle, else 0."""
+        """Add the next iterates; return the period of each cycle, else 0."""
         self.n_steps += 1
         lag = self.n_steps - self.moved_at
         miss = distance(x, self.anchor)  # [batch]

@@ -1,4 +1,4 @@
-"""Geometry of the states: effective dimension, principal axes of trajectories, how they end."""
+"""Geometry of the states: dimension, principal axes of trajectories, layers."""
 
 from __future__ import annotations
 
@@ -46,31 +46,30 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 EMBEDDING, LIMITS = "embedding", "limits"
-"""Sets of states beside those of the loops: the injected input, and the limits."""
+"""Further sets of states."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class GeometryResult(Result, kind="geometry"):
     """Dimension of the states, trajectories along principal axes, classes, and layers' limits.
 
-    Loop 0 is the initial state. A set of states is that of all counted tokens of all examples;
-    beside those of the loops, the injected input and the limits found. Its dimension is that of its
-    spread about the mean; the control is as many Gaussian vectors.
+    Loop 0 is the initial state. A set holds the states of all counted tokens: one per loop, one of
+    injected inputs, one of limits. Dimensions are of the spread about the mean.
 
     Arrays:
         rank, participation: Effective rank and participation ratio of the states after each loop.
         spread: Root mean square distance from their mean, over the root mean square norm.
-        set_rank, set_participation, set_spread, set_size: The same of the further sets, and states
-            in each.
-        control_rank, control_participation: Those of as many Gaussian vectors.
-        exact: Whether an example is right if read after a loop.
+        set_rank, set_participation, set_spread, set_size: The same of the other sets, and their
+            sizes.
+        control_rank, control_participation: Controls: those of as many Gaussian vectors.
+        exact: Whether an example is right when read after a loop.
         right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
         regime, settling: :class:`Regime` and :class:`SettlingClass` codes.
-        rate, exponent: Those of :class:`SettlingClasses`.
-        limit_status: How the search for a limit ended (:class:`Status`).
+        rate, exponent: As in :class:`SettlingClasses`.
+        limit_status: :class:`Status` of the search for a limit.
         path, path_limit: States and limits of the first examples along their principal axes.
         explained: Share of the variance of those states along each axis.
-        layer_residual, layer_cosine, layer_distance: Those of :class:`LayerLimits`.
+        layer_residual, layer_cosine, layer_distance: As in :class:`LayerLimits`.
         answer_loops: T(n) of each example.
 
     Attributes:
@@ -101,11 +100,11 @@ class GeometryResult(Result, kind="geometry"):
         return self.data.sizes["loop"] - 1
 
     def exact_match(self) -> xr.DataArray:
-        """Share of examples that are right if read after each loop, [loop, estimate]."""
+        """Share of examples right after each loop, [loop, estimate]."""
         return share_of(self.data["exact"], "batch")
 
     def classes(self) -> xr.DataArray:
-        """Counted tokens, [settling, answer]: class in words; right, wrong or not asked."""
+        """Counted tokens by class and correctness, [settling, answer]."""
         import xarray as xr
 
         codes = self.data["settling"].where(self.data["counted"])
@@ -118,12 +117,12 @@ class GeometryResult(Result, kind="geometry"):
         return xr.DataArray(cells, coords, dims=("settling", "answer"))
 
     def converged(self) -> xr.DataArray:
-        """Examples all of whose counted tokens converge, [batch]."""
+        """Examples whose counted tokens all converge, [batch]."""
         settles = self.data["settling"] == SettlingClass.SETTLING
         return (settles | ~self.data["counted"]).all("pos")
 
     def of_pairs(self, name: str) -> xr.DataArray:
-        """An array of pairs of layers, for each pair once and counted tokens alone, [pair, …]."""
+        """An array of layer pairs, each pair once and counted tokens only, [pair, …]."""
         n_layers = self.data.sizes["layer"]
         first, second = np.triu_indices(n_layers, 1)
         at = [f"{a} and {b}" for a, b in zip(first, second)]
@@ -147,10 +146,10 @@ def geometry_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> GeometryResult:
-    """Measure the sets of states of all examples after each loop, and follow a few trajectories.
+    """Measure the states of all examples after each loop, and follow a few trajectories.
 
-    Only second moments of the states are in memory, ``n_loops * d_model**2`` numbers. The state
-    after each layer is followed where the model has hooks and its block several layers.
+    Memory holds only second moments, ``n_loops * d_model**2`` numbers. Layers are followed if the
+    model has hooks and its block several layers.
 
     Args:
         data: A batch or a task.
@@ -160,7 +159,7 @@ def geometry_study(
         positions: Count positions with a target, or all.
 
     Source: geometry of the fixed points, arXiv 2604.15259; trajectories, arXiv 2502.05171; cyclic
-        fixed points of layers, arXiv 2604.11791.
+    fixed points of layers, arXiv 2604.11791.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(
@@ -221,7 +220,7 @@ def geometry_study(
 
 
 def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
-    """Trajectories, and their limits (the last of the states), along axes of the finite ones."""
+    """Trajectories and limits (the last states), along axes of the finite ones."""
     trajectories = states[:-1]
     through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted  # [shown, pos]
     n_components = min(3, states.shape[-1])
@@ -236,7 +235,7 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
 
 
 def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
-    """Add states ``[*lead, sample, d_model]`` to a set; an empty batch makes no set."""
+    """Add states ``[*lead, sample, d_model]`` to a set."""
     if name in sets:
         sets[name].add(states)
     elif states.shape[-2]:
@@ -244,7 +243,6 @@ def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
 
 
 def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> dict[str, Tensor]:
-    """Dimensions of the sets of all loops, of those beside them, and of as many Gaussians."""
     arrays, width = _dimension(sets["loops"]), sets["loops"].origin.shape[-1]
     others = [sets.get(name) for name in (EMBEDDING, LIMITS)]
     each = [_dimension(moments) for moments in others]
@@ -256,7 +254,6 @@ def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> d
 
 
 def _dimension(moments: _StateMoments | None) -> dict[str, Tensor]:
-    """Effective rank, participation ratio and spread; NaN of no set."""
     if moments is None:
         return dict.fromkeys(("rank", "participation", "spread"), torch.tensor(float("nan")))
     singular = moments.singular_values()
@@ -281,7 +278,7 @@ def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, T
 def effective_rank(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
     r"""Effective rank :math:`\exp H(s / \sum s)` of the singular values of a set of states.
 
-    The members of the set are along the axis before the last. It is 1 on a line and 0 at one point.
+    The set's members are along the axis before the last. It is 1 on a line and 0 at one point.
 
     Source: Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
 
@@ -295,13 +292,9 @@ def effective_rank(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tenso
 def participation_ratio(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
     r"""Participation ratio :math:`(\sum s^2)^2 / \sum s^4` of the singular values of a set.
 
-    It counts the directions that hold most of the variance, and is below :func:`effective_rank`.
+    It counts the directions with most of the variance, and is at most :func:`effective_rank`.
 
     Source: Gao et al. (2017), A theory of multineuronal dimensionality, dynamics and measurement.
-
-    Example:
-        >>> participation_ratio(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-        tensor(1.4706)
     """
     return _participation(_singular_values(states)).to(states.dtype)
 
@@ -320,10 +313,7 @@ def _singular_values(states: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class PrincipalAxes(ShortRepr):
-    """Orthonormal ``axes`` about the ``mean``, widest first, and their shares of the variance.
-
-    The largest entry of each axis is positive.
-    """
+    """Orthonormal ``axes`` about the ``mean``, widest first, and their shares of the variance."""
 
     mean: Float[Tensor, " d_model"]
     axes: Float[Tensor, "component d_model"]
@@ -337,11 +327,7 @@ class PrincipalAxes(ShortRepr):
 def principal_axes(
     states: Float[Tensor, "loop *lead d_model"], n_components: int = 3
 ) -> PrincipalAxes:
-    """Principal components of all states of some trajectories together.
-
-    Args:
-        states: Trajectories, ``[loop, ..., d_model]``, finite.
-        n_components: Number of axes, at most as many as features, and as states.
+    """Principal components of all states of trajectories ``[loop, ..., d_model]``.
 
     Example:
         >>> line = torch.arange(5.0)[:, None] * torch.tensor([3.0, 4.0])
@@ -382,8 +368,7 @@ def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*le
 class _StateMoments:
     """First and second moments of sets of states ``[*lead, sample, d_model]``, added in parts.
 
-    Sums are about a state near the mean: they lose no digits where all states are far from zero
-    and near each other.
+    Sums are about a state near the mean, for precision.
     """
 
     def __init__(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
@@ -406,7 +391,7 @@ class _StateMoments:
         self.count += n_sample
 
     def singular_values(self) -> Float[Tensor, "*lead d_model"]:
-        """Those of each set; NaN where a state is not finite, 0 where the spread is rounding."""
+        """Singular values of each set; NaN if not finite, 0 if the spread is rounding."""
         mean = self.total / self.count
         # Gram matrix of the states about their mean, [*lead, d_model, d_model].
         gram = self.products - self.count * mean[..., :, None] * mean[..., None, :]
@@ -419,7 +404,7 @@ class _StateMoments:
         return singular.masked_fill(~known[..., None], float("nan"))
 
     def spread(self) -> Float[Tensor, "*lead"]:
-        """Root mean square distance from the mean over the root mean square norm; 0 by rounding."""
+        """Root mean square distance from the mean over the root mean square norm."""
         mean = self.total / self.count
         # Mean square distance from the origin, [*lead]
         squares = self.products.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / self.count

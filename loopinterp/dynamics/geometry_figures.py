@@ -34,7 +34,7 @@ from loopinterp.figures import (
 )
 
 _ONE_POINT = 1e-3
-"""Spread, relative to the norm of the states, up to which a set counts as one point."""
+"""Relative spread up to which a set counts as one point."""
 
 
 @findings_of.register
@@ -188,7 +188,7 @@ def _layer_residuals(result: GeometryResult) -> Figure:
 
 
 def _trajectories(result: GeometryResult) -> Iterator[Figure]:
-    """Trajectories along two principal axes, and along three where the third matters."""
+    """Trajectories along two or three principal axes."""
     tokens = _shown(result)
     lines, heights = [], {}
     for name, paths, colour, dashed in _groups(tokens):
@@ -232,7 +232,7 @@ def _trajectories(result: GeometryResult) -> Iterator[Figure]:
 
 
 def _shown(result: GeometryResult) -> xr.Dataset:
-    """The first 24 tokens whose trajectories are drawn, [token], with their classes."""
+    """The first 24 tokens with trajectories, [token]."""
     n_shown = result.data.sizes["shown"]
     of_tokens = result.data[["right", "regime", "settling"]].isel(batch=slice(n_shown))
     drawn = result.data[["path", "path_limit"]].merge(of_tokens.rename(batch="shown"))
@@ -242,7 +242,7 @@ def _shown(result: GeometryResult) -> xr.Dataset:
 
 
 def _groups(tokens: xr.Dataset) -> Iterator[tuple[str, np.ndarray, str, bool]]:
-    """Name, paths ``[path, loop, component]``, colour, and dashes of each kind of trajectory."""
+    """Name, paths ``[path, loop, component]``, colour, dashing."""
     paths = tokens["path"].transpose("token", "loop", "component").values
     settling, regime = tokens["settling"], tokens["regime"]
     drifting = settling == SettlingClass.DRIFTING

@@ -1,4 +1,4 @@
-"""Input dependence: how far limits depend on the input, and on which of its tokens."""
+"""Input dependence of the limits, also token by token."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 class InputDependenceResult(Result, kind="input-dependence"):
     """Differences of limits between inputs, against those between initial states.
 
-    The limit is a fixed point, or the mean state of a cycle. Lengths are over the counted positions
-    and the root mean square norm of the limits there; NaN without a limit.
+    The limit is a fixed point, or the mean state of a cycle. Lengths are over counted positions,
+    relative to the limits' root mean square norm; NaN without a limit.
 
     Arrays:
-        status, period: How the search for the clean limit ended (:class:`Status`); loops per turn
-            of a cycle, 1 of a fixed point, 0 where there is neither.
+        status, period: :class:`Status` of the search for the clean limit; loops per turn of a
+            cycle, 1 for a fixed point, 0 without a limit.
         over_inputs: Squared distance of an example's limit to the mean limit of all examples.
         over_starts: Mean squared distance of its limits from all initial states to their mean.
-        effect: Relative change of the limit of a position when the token at another one
-            (``source``) becomes that of the next example; NaN where that is the same token.
-        answer_changes: Whether the answer there changes: 1, 0, or -1 where that is not known.
-        sensitivity: That of :func:`limit_sensitivity`, at fixed points.
+        effect: Relative change of the limit at a position when the token at another (``source``)
+            becomes that of the next example; NaN if it is the same token.
+        answer_changes: Whether the answer there changes: 1, 0, or -1 if unknown.
+        sensitivity: :func:`limit_sensitivity`, at fixed points.
         counted: Positions that are compared.
     """
 
@@ -64,8 +64,8 @@ class InputDependenceResult(Result, kind="input-dependence"):
     def share_of_input(self) -> xr.DataArray:
         """Share of the spread that inputs explain, :math:`V_{inputs} / (V_{inputs} + V_{starts})`.
 
-        1 where every input has one limit of its own, 0 where all share their limits. The interval
-        is a bootstrap over examples.
+        1 if every input has its own limit, 0 if all share theirs; a bootstrap interval over
+        examples.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
         inputs, starts = (
@@ -74,14 +74,11 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return bootstrap_ratio(inputs, inputs + starts)
 
     def spread(self) -> float:
-        """Root mean square distance of the limits of all runs from their mean."""
+        """Root mean square distance of all runs' limits from their mean."""
         return float((self.data["over_inputs"] + self.data["over_starts"]).mean()) ** 0.5
 
     def by_distance(self, name: str = "effect") -> xr.DataArray:
-        """Mean of an array of tokens by distance from source to position, [distance].
-
-        Negative distances are sources to the right; distances without a known value are left out.
-        """
+        """Mean of an array of tokens by distance from source to position (negative: leftwards)."""
         import xarray as xr
 
         values = self.data[name].where(self.data["counted"])
@@ -109,15 +106,14 @@ def input_dependence_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> InputDependenceResult:
-    """Compare limits over inputs and over initial states, and change the input token by token.
+    """Compare limits over inputs and over initial states; change the input token by token.
 
     Args:
         data: A batch of three or more, best of one length; or a task.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         n_noise, n_others: Initial states of noise and of other examples' limits, beside the model's
             own and zeros.
-        n_substituted: Examples whose tokens are changed one by one, a run to a limit for each
-            token; all if None.
+        n_substituted: Examples whose tokens are changed one by one; all if None.
         n_sensitivity, n_probes: Examples whose limit is differentiated, and random directions of
             each derivative (relative error about ``1 / sqrt(2 * n_probes)``).
         positions: Compare positions with a target, or all.
@@ -179,17 +175,17 @@ def limit_sensitivity(
     max_products: PositiveInt = 200,
     seed: Seed = 0,
 ) -> Float[Tensor, "batch source pos"]:
-    r"""Relative change of the limit at a position per relative change of the input at another one.
+    r"""Relative change of the limit at a position per relative change of the input at another.
 
-    By the implicit function theorem, :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f /
-    \partial e`. Entry ``[b, j, i]`` estimates
-    :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| / (\sqrt{d} \, \|h_i^*\|)`
-    from ``n_probes`` random directions, each a linear system solved on Jacobian-vector products;
-    NaN where one was not solved. All are 0 for a loop without injection.
+    By the implicit function theorem,
+    :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f / \partial e`. Entry ``[b, j, i]``
+    estimates :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| / (\sqrt{d} \, \|h_i^*\|)` from
+    ``n_probes`` random directions, one linear system each; NaN if one was not solved. It is 0 for a
+    loop without injection.
 
     Args:
         limit: A fixed point of each example.
-        tol, max_products: Relative tolerance of a linear system, and most products for it.
+        tol, max_products: Relative tolerance and most Jacobian-vector products of a linear system.
     """
     generator = torch.Generator().manual_seed(seed)
     n_examples, n_pos, width = iteration.e.shape
@@ -226,7 +222,7 @@ def _substitute(
     seek: Callable[..., Limits],
     n_substituted: int,
 ) -> tuple[Tensor, Tensor]:
-    """Effect on limits and answers ``[batch, source, pos]`` of one token of the next example."""
+    """Effect ``[batch, source, pos]`` of one token of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)  # [batch, pos]

@@ -1,4 +1,4 @@
-"""Convergence of parts of the loop: the attention of heads, the state after each layer."""
+"""Convergence inside the loop: attention of heads, states after layers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 FROZEN = 0.05
-"""Share of its largest change under which a head counts as frozen."""
+"""Share of a head's largest change below which it counts as frozen."""
 
 _TwoLoops = Annotated[Loops, Field(ge=2)]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
-    r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`, with exact match beside it.
+    r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`, with exact match.
 
     Arrays:
-        change: At loop ``t``, the change of the pattern since loop ``t - 1``; NaN at loop 0.
-        exact: Whether an example is right, read after loop ``t`` is done.
+        change: Change of the pattern from loop ``t - 1`` to ``t``; NaN at loop 0.
+        exact: Whether an example is right when read after loop ``t``.
         answer_loops: T(n) of each example.
     """
 
@@ -62,7 +62,7 @@ class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
         return self.data.sizes["loop"]
 
     def frozen_at(self) -> xr.DataArray:
-        """First loop from which a head's mean change is at most 5% of its largest, or -1."""
+        """First loop from which a head's mean change is at most 5% of its largest; else -1."""
         mean = self.data["change"].mean("batch").sel(loop=slice(1, None))
         moving = mean > FROZEN * mean.max("loop")
         last = (moving * mean["loop"]).max("loop")
@@ -83,7 +83,7 @@ def attention_stabilisation_study(
 
     Args:
         data: A batch or a task.
-        n_loops: A quarter more than the longest T(n) by default.
+        n_loops: By default a quarter more than the longest T(n).
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
@@ -104,7 +104,6 @@ def attention_stabilisation_study(
 
 
 def _patterns(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
-    """Changes ``[loop, layer, batch, head]`` and exact match ``[loop, batch]``."""
     exact: list[Tensor] = []
 
     def change(pattern: Tensor, before: Tensor | None) -> Tensor | None:
@@ -135,9 +134,9 @@ def _compare_loops(
     n_loops: int,
     hooks: Sequence[tuple[str, Any]] = (),
 ) -> tuple[Float[Tensor, "loop layer ..."], list[Tensor]]:
-    """Compare each layer's activation with that of a loop ago; NaN in the first loop.
+    """Compare each layer's activation with that of the previous loop; NaN in the first loop.
 
-    Returns the comparisons and the activations of the last loop; no others stay in memory.
+    Returns the comparisons and the activations of the last loop, the only ones kept.
     """
     n_layers = model.site_map.n_layers
     last: deque[Tensor] = deque(maxlen=n_layers)
@@ -160,13 +159,13 @@ def _compare_loops(
 
 @dataclass(frozen=True, repr=False)
 class LayerLimits(ShortRepr):
-    r"""The states :math:`s_l` after each layer of the block, as they are in the last loop.
+    r"""The states :math:`s_l` after each layer of the block, in the last loop.
 
     Attributes:
         residual: :math:`\|s_l^t - s_l^{t-1}\| / \|s_l^t\|` over the positions of an example.
-        cosine: Of each pair of layers at the last loop.
-        distance: :math:`\|s_l - s_m\|` over the mean of the two norms. (The cosine of states that
-            share a large part is near 1 at any distance.)
+        cosine: Of each pair of layers.
+        distance: :math:`\|s_l - s_m\|` over the mean of the two norms. (The cosine is near 1 at any
+            distance if the states share a large part.)
     """
 
     residual: Float[Tensor, "loop layer batch"]
@@ -188,10 +187,7 @@ def layer_limits(
     If residuals vanish and distances do not, the block is a cycle of distinct points; if distances
     vanish too, its layers have collapsed to one.
 
-    Args:
-        model: A hooked looped model with at least two layers in its block.
-        inputs: Tokens or features.
-        counted: Positions that residuals are over; all by default.
+    ``counted``: positions that residuals cover; all by default.
 
     Source: arXiv 2604.11791.
     """
@@ -218,14 +214,14 @@ def layer_limits(
 
 
 class NoLayers(str, Enum):
-    """Why there are no limits of layers to compare."""
+    """Why layers cannot be compared."""
 
     NO_HOOKS = "no hooks"
     ONE_LAYER = "one layer"
 
 
 def no_layers(model: Any) -> NoLayers | None:
-    """Why the layers of a model's block cannot be compared; None if they can."""
+    """Why a model's layers cannot be compared, if so."""
     if not hasattr(model, "run_with_hooks") or not hasattr(model, "site"):
         return NoLayers.NO_HOOKS
     return None if model.site_map.n_layers > 1 else NoLayers.ONE_LAYER

@@ -1,7 +1,6 @@
 r"""Products with the Jacobian :math:`J = \partial\,\mathrm{step} / \partial h` and its transpose.
 
-The Jacobian of a batch is block-diagonal: a product with a stacked tangent is the product of
-every example with its own vector.
+The Jacobian of a batch is block-diagonal, so one product serves every example.
 """
 
 from __future__ import annotations
@@ -42,18 +41,13 @@ def jvp(
 ) -> Float[Tensor, "batch ..."]:
     """Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
 
-    Where an operation has no forward derivative, by two backward ones.
+    If an operation has no forward derivative, two backward passes replace it.
 
     Args:
         step: One loop, such as ``bind(model, inputs).step``.
         h: State at which to differentiate.
-        v: Tangent, one for each example.
         positions: Take the block of J from these positions to these positions, 0 elsewhere:
             indices, or a mask ``[pos]`` or ``[batch, pos]``.
-
-    Example:
-        >>> jvp(torch.square, torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))
-        tensor([[2., 4.]])
     """
     check_shape("tangent", v.shape, h.shape, fix=_ONE_EACH)
     mask = position_mask(h, positions)
@@ -69,7 +63,7 @@ def vjp(
 ) -> Float[Tensor, "batch ..."]:
     r"""Vector-Jacobian product :math:`J(h)^\top u`, by reverse-mode differentiation.
 
-    Arguments are those of :func:`jvp`; ``positions`` takes the transpose of the same block.
+    Arguments are those of :func:`jvp`.
 
     Example:
         >>> shear = torch.tensor([[1.0, 3.0], [0.0, 1.0]])
@@ -122,7 +116,7 @@ def _not_differentiable(error: RuntimeError, how: str) -> InputError:
 
 @contextmanager
 def _differentiable_kernels() -> Iterator[None]:
-    """Keep attention and PyTorch's encoder layers from fused kernels without derivatives."""
+    """Avoid fused kernels that lack derivatives."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -135,7 +129,7 @@ def _differentiable_kernels() -> Iterator[None]:
 
 @cache
 def _load_forward_mode() -> None:
-    """Let torch compile its forward derivatives, which uses functions it has deprecated."""
+    """Let torch compile its forward derivatives, which use deprecated functions."""
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.simplefilter("ignore", DeprecationWarning)
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
@@ -144,7 +138,7 @@ def _load_forward_mode() -> None:
 def dense_jacobian(
     step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."]
 ) -> Float[Tensor, "batch size size"]:
-    """The whole Jacobian of each example, for small states: as many products as the state is large.
+    """The whole Jacobian of each example: as many products as the state is large.
 
     Entry ``[b, i, j]`` is the derivative of component ``i`` after the loop by component ``j``
     before it, in the order of ``h.flatten(1)``.
@@ -155,7 +149,7 @@ def dense_jacobian(
 
 
 def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch ..."] | None:
-    """Mask of a state's components at the positions; None for all of them."""
+    """Mask of a state's components at the positions; None for all."""
     if positions is None:
         return None
     n_pos = h.shape[1] if h.ndim > 2 else 0
@@ -180,14 +174,13 @@ def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class JacobianOperator(ShortRepr):
-    """The Jacobian of each example at a state, as an operator on flat vectors ``[batch, size]``.
+    """The Jacobian of each example at a state, on flat vectors ``[batch, size]``.
 
-    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere. States
-    too small for ``n_values`` eigenvalues or singular values are refused.
+    Restricted to positions, it is the block :math:`P J P`. States too small for ``n_values`` values
+    are refused.
 
     Attributes:
-        sizes: Dimension of the space of each example.
-        n_products: Products made so far, with J and with its transpose.
+        n_products: Products made so far, with J or its transpose.
     """
 
     def __init__(
@@ -209,9 +202,9 @@ class JacobianOperator(ShortRepr):
         check_integer("k", n_values, least=1, most=int(self.sizes.min()))
 
     def parts(self, n_vectors: int) -> Iterator[tuple[Int[Tensor, " row"], JacobianOperator]]:
-        """Rows of the batch whose vectors fit in memory together, and the operator on them.
+        """Rows of the batch whose vectors fit in memory together, each with its operator.
 
-        Only the step of a model bound to its input can be split, and only on a CPU.
+        Only the step of a bound model can be split, and only on a CPU.
         """
         n, bound = len(self.h), getattr(self.step, "__self__", None)
         size = 4 * n_vectors * self.like[0].numel() * self.like.element_size()
@@ -240,7 +233,6 @@ class JacobianOperator(ShortRepr):
         return _masked(pulled, self.mask).reshape(self.like.shape)
 
     def random(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
-        """A random vector of length 1 for each example."""
         drawn = torch.randn(self.like.shape, generator=generator, dtype=torch.float64)
         if self.mask is not None:
             drawn = torch.where(self.mask.flatten(1).cpu(), drawn, 0)

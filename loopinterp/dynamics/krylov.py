@@ -1,4 +1,4 @@
-"""Krylov methods on all examples of a batch at once: Arnoldi with restarts, and Golub-Kahan.
+"""Krylov methods on all examples at once: Arnoldi with restarts, and Golub-Kahan.
 
 Long vectors stay on the states' device; the small projected matrices are float64 on the CPU.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Product = Callable[[Tensor], Tensor]
 
 CHECK_EVERY = 8
-"""Vectors between two solutions of a projected problem."""
+"""New vectors between solutions of the projected problem."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class _RitzPairs:
 
 
 class KrylovSchur:
-    """Arnoldi on each example's operator, restarted where its space is full.
+    """Arnoldi on each example's operator, restarted when its space is full.
 
-    It holds ``A V = V S + v b``: columns of V are rows of ``basis``, S the upper block of
-    ``projected`` and b the row below it. A restart keeps the leading part of an example's Schur
-    form, conjugate pairs together.
+    ``A V = V S + v b``: columns of V are rows of ``basis``, S is the upper block of ``projected``
+    and b the row below it. A restart keeps the leading part of the Schur form, conjugate pairs
+    together.
 
     Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
     (2001); without restarts, Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
@@ -64,7 +64,7 @@ class KrylovSchur:
         return self.length >= self.operator.sizes
 
     def extend(self) -> None:
-        """One product, and one more vector for every example that has room for it."""
+        """One product and one new vector, for examples with room."""
         for row in (~self.exhausted & (self.length == self.most)).nonzero().flatten().tolist():
             self._restart(row)
         at, active = self.length, ~self.exhausted
@@ -82,7 +82,7 @@ class KrylovSchur:
         self.length = self.length + active
 
     def ritz(self, vectors: bool = False) -> _RitzPairs:
-        """The k leading pairs so far; every example needs at least k vectors."""
+        """The k leading pairs so far; needs k vectors."""
         n, k = len(self.rows), self.k
         values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
         shape = (n, k, self.basis.shape[2]) if vectors else (0,)
@@ -109,7 +109,7 @@ class KrylovSchur:
         return _RitzPairs(values, residuals, ritz_vectors if vectors else None)
 
     def _restart(self, row: int) -> None:
-        """Keep the leading part of an example's Schur form, at the clearest gap."""
+        """Keep the leading part of the Schur form, cut at the largest gap."""
         m = self.most
         n_kept, schur, turn = _leading_schur(self.projected[row, :m].numpy(), self.k)
         below = self.projected[row, m].numpy() @ turn[:, :n_kept]  # b in the new basis
@@ -124,7 +124,7 @@ class KrylovSchur:
 
 
 def _leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """How many Schur vectors to keep, the ordered real Schur form, and its orthogonal matrix."""
+    """Schur vectors to keep, the ordered real Schur form, its orthogonal matrix."""
     from scipy.linalg import LinAlgError, schur
 
     m = len(square)
@@ -148,8 +148,8 @@ def _leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndar
 class Bidiagonal:
     """State of Golub-Kahan: ``A V = U B`` and ``A^T U = V B^T + beta v e^T``.
 
-    ``upper`` is B [batch, length, length]; ``beta`` and ``lengths`` are [batch]: an example whose
-    space is exhausted has a shorter B, in the corner, and beta 0. ``right`` is V [batch, ., size].
+    ``upper`` is B [batch, length, length]; ``beta`` and ``lengths`` are [batch]. An example with an
+    exhausted space has a shorter B, in the corner, and beta 0. ``right`` is V [batch, ., size].
     """
 
     upper: Tensor
@@ -158,7 +158,7 @@ class Bidiagonal:
     right: Tensor
 
     def extremes(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k largest values and the smallest one, [batch, k + 1], and their residuals."""
+        """The k largest values and the smallest, [batch, k + 1], and their residuals."""
         values = np.full((len(self.beta), k + 1), np.nan)
         residuals = np.full_like(values, np.inf)
         some, floor = [*range(k), -1], torch.finfo(self.right.dtype).eps ** (2 / 3)
@@ -171,7 +171,7 @@ class Bidiagonal:
         return values, residuals
 
     def leading_right(self) -> Tensor:
-        """The right singular vector of the largest value of each example, [batch, size]."""
+        """Right singular vector of each example's largest value, [batch, size]."""
         vectors = torch.zeros_like(self.right[:, 0])
         for length, rows in _by_length(self.lengths):
             right = torch.linalg.svd(self.upper[rows, :length, :length])[2]
@@ -188,10 +188,10 @@ def golub_kahan(
     seed: int = 0,
     start: Tensor | None = None,
 ) -> Iterator[Bidiagonal]:
-    """Bidiagonalise J, or ``change`` of products with J and with its transpose alike.
+    """Bidiagonalise J, or ``change`` of products with J and its transpose.
 
-    One vector at a time, with full orthogonalisation on both sides, twice. The last value is of the
-    whole space where that is no larger than ``max_vectors``.
+    One vector at a time, orthogonalised fully and twice. If the whole space is no larger than
+    ``max_vectors``, the last value covers it.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """
@@ -227,7 +227,7 @@ def _renewed(
     operator: JacobianOperator,
     generator: torch.Generator,
 ) -> Tensor:
-    """A new direction where a space has become invariant."""
+    """A new direction for examples whose space has become invariant."""
     if not lost.any():
         return unit
     fresh = orthogonalise(spanned, operator.random(generator))[0]
@@ -242,7 +242,7 @@ def _by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
 def orthogonalise(basis: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gram-Schmidt of every example, done twice: unit vector, coefficients, norm of the rest.
 
-    Where nothing is left but rounding, the vector and the norm are 0.
+    If only rounding is left, vector and norm are 0.
     """
     size = w.norm(dim=1)
     coefficients = torch.zeros(basis.shape[:2], dtype=torch.float64)

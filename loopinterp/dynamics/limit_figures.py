@@ -1,4 +1,4 @@
-"""Findings and figures of a basin map and of a study of local stability."""
+"""Findings and figures of basin maps and local stability."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _OTHERS = ("red", "ochre", "magenta")
-"""Colours of the largest basins besides that of the clean run's limit."""
+"""Colours of the largest basins other than the clean limit's."""
 
 
 @findings_of.register
@@ -141,7 +141,7 @@ def _(result: BasinMapResult) -> list[Figure]:
 def _categories(
     result: BasinMapResult, names: dict[int, str]
 ) -> tuple[dict[str, xr.DataArray], dict[str, str]]:
-    """Number of the category of each cell, under this input and the next; category -> colour."""
+    """Category of each cell, under this input and the next; colours."""
     here, there = result.data["reached"], result.data["next_reached"]
     rest, none = "smaller basins", "no limit"
     of_next, other_of_next = "the next input's clean limit", "another limit of the next input"
@@ -158,7 +158,7 @@ def _categories(
 
 
 def _names(result: BasinMapResult) -> dict[int, str]:
-    """Limit -> its name: of the clean one and the largest others."""
+    """Limit -> name, for the clean one and the largest others."""
     limits = result.limits()
     largest = limits.drop(index=0, errors="ignore").nlargest(len(_OTHERS), "share")
     right = {0.0: " (wrong)", 1.0: " (right)"}
@@ -285,7 +285,6 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
 
 
 def _table(result: LocalStabilityResult) -> pd.DataFrame:
-    """A row for each example and state: all its numbers but the smaller eigenvalues."""
     data = result.data
     columns = data[["solve_smallest", "solve_known", "growth", "growth_at", "growth_closed"]]
     names = {"lyapunov": "value", "lyapunov_low": "low", "lyapunov_high": "high"}

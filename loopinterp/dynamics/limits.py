@@ -1,4 +1,4 @@
-"""Limits of a looped model from initial states of any kind, and equality of limits."""
+"""Limits of a looped model, and equality of limits."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ if TYPE_CHECKING:
     from loopinterp.models.iteration import Iteration
 
 LIMIT_LOOPS = 200
-"""Loops in which the limit of a clean run is sought."""
+"""Loops in which a clean run's limit is sought."""
 
 OWN_START = "own"
-"""Name of the model's own initial state."""
 
 NO_LIMIT = -1
-"""Number of a run that found no limit."""
+"""The number of a run without a limit."""
 
 ZERO = 1e-4
-"""Norm below which a limit counts as 0: searches end at 1e-8 there."""
+"""Norm below which a limit counts as 0; searches end at 1e-8 there."""
 
 
 @dataclass(frozen=True, repr=False)
 class Limits(ShortRepr):
-    """Where the examples of a batch ended, with :class:`Status` codes and loops of the search.
+    """Where each example ended, with :class:`Status` codes and loops of the search.
 
-    The state is a fixed point or a state of a cycle; without a limit it is the last one reached.
-    The period is that of a cycle, 1 at a fixed point, else 0.
+    ``state`` is a fixed point or a state of a cycle; without a limit, the last one reached.
+    ``period`` is that of a cycle, 1 at a fixed point, else 0.
     """
 
     state: Float[Tensor, "batch pos d_model"]
@@ -62,10 +61,9 @@ def find_limits(
     tol: float = 1e-5,
     solver: str | Solver = "picard",
 ) -> Limits:
-    """Follow each example from a state until it converges or cycles; then it leaves the batch.
+    """Follow each example from a state until it converges or cycles.
 
-    A first state that is not finite counts as diverged. Plain iteration goes where the model goes;
-    other solvers may find other limits.
+    Solvers other than plain iteration may find other limits than the model reaches.
     """
     solver = get_solver(solver)
     finite = start.isfinite().flatten(1).all(dim=1)
@@ -92,10 +90,9 @@ def find_limits(
 def limits_of_run(
     iteration: Iteration, states: Float[Tensor, "loop batch pos d_model"], **search: Any
 ) -> Limits:
-    """The limits that the end of a run leads to, by :func:`find_limits`.
+    """The limits after the end of a run, by :func:`find_limits`.
 
-    A run with states that are not finite counts as diverged. Where the step takes the loop's index
-    no limit is sought.
+    None is sought if the step takes the loop's index.
     """
     if iteration.takes_loop:
         status = torch.full(states.shape[1:2], int(Status.OUT_OF_BUDGET), device=states.device)
@@ -107,7 +104,7 @@ def limits_of_run(
 
 
 def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-    """States of the limits for as many loops as the longest period, a fixed point once."""
+    """States of the limits over the longest period; a fixed point once."""
     state, cycles = limits.state, (limits.period > 1)[:, None, None]
     yield state
     for _ in range(int(limits.period.max()) - 1):
@@ -116,7 +113,7 @@ def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batc
 
 
 def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_model"]:
-    """The fixed points themselves, and the mean state of each cycle over one turn."""
+    """Fixed points, and the mean state of each cycle."""
     total = torch.zeros_like(limits.state)  # sum of the states around each cycle
     for number, state in enumerate(around(iteration, limits)):
         total += torch.where((number < limits.period.clamp(min=1))[:, None, None], state, 0)
@@ -125,7 +122,7 @@ def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_m
 
 @torch.no_grad()
 def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A map and its state as passed; or a model's loop, and the limit over its inputs."""
+    """The given map and state; or a model's loop, and the limit for its inputs."""
     iteration = iteration_of(model, h)
     if iteration is None:
         return model, h
@@ -136,9 +133,9 @@ def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tenso
 def limit_distances(
     ends: Limits, others: Limits, iteration: Iteration, counted: Bool[Tensor, "batch pos"]
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Distance over the norm, and cosine, of each limit and another one; NaN where one is none.
+    """Relative distance, and cosine, of each limit and another; NaN without a limit.
 
-    Two cycles are compared where they are nearest. The iteration is bound to the inputs of
+    Two cycles are compared where they are closest. The iteration is bound to the inputs of
     ``others``.
     """
 
@@ -160,7 +157,7 @@ def limit_distances(
 def answered_right(
     iteration: Iteration, ends: Limits, targets: Int[Tensor, "batch pos"], loop: int
 ) -> Bool[Tensor, " batch"]:
-    """Whether the whole answer is right at each state reached; on a cycle, all around it."""
+    """Whether the whole answer is right at each state reached (on a cycle, at all its states)."""
     right = [
         exact_match(correctness(likeliest(iteration.read(state, loop)), targets)).bool()
         for state in around(iteration, ends)
@@ -170,10 +167,10 @@ def answered_right(
 
 @dataclass
 class DistinctLimits:
-    """Numbers the limits of each example as they come: 0 is the first, the next far from it is 1.
+    """Numbers the limits of each example in order of arrival, from 0.
 
-    A limit takes the number of the first one within ``same`` of it, relative to the norm at the
-    counted positions. ``firsts`` holds the first limit of each example, by number.
+    A limit takes the number of the first one within ``same`` of it, relative to the norm at counted
+    positions. ``firsts`` holds the first limits by number.
     """
 
     iteration: Iteration
@@ -182,7 +179,7 @@ class DistinctLimits:
     firsts: list[Limits] = field(default_factory=list)
 
     def number(self, ends: Limits, example: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        """The numbers of some limits, each of the example passed; :data:`NO_LIMIT` of none."""
+        """Numbers of some examples' limits; :data:`NO_LIMIT` for none."""
         numbers = torch.full_like(ends.status, NO_LIMIT)
         k = 0
         while (left := (ends.has_limit & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
@@ -217,7 +214,7 @@ def other_starts(
     n_noise: int,
     n_others: int,
 ) -> dict[str, Float[Tensor, "batch pos d_model"]]:
-    """Zeros, noise with the norms of the limits, limits of other examples ("other 1": the next)."""
+    """Zeros, noise with the limits' norms, limits of other examples ("other 1": the next)."""
     starts = {"zeros": torch.zeros_like(limit)}
     starts |= {f"noise {k + 1}": noise_like(limit, generator) for k in range(n_noise)}
     return starts | {f"other {k + 1}": limit.roll(-k - 1, 0) for k in range(n_others)}
@@ -226,7 +223,7 @@ def other_starts(
 def noise_like(
     state: Float[Tensor, "batch pos d_model"], generator: torch.Generator
 ) -> Float[Tensor, "batch pos d_model"]:
-    """A random direction at each position, with the norm of the state there."""
+    """Random directions with the state's norm at each position."""
     noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
     unit = noise / noise.norm(dim=-1, keepdim=True)
     return unit.to(state) * state.norm(dim=-1, keepdim=True)

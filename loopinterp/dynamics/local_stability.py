@@ -1,4 +1,4 @@
-"""Local stability: growth of small perturbations, in general and at a model's limits and cycles."""
+"""Local stability: growth of small perturbations, also at limits and cycles."""
 
 from __future__ import annotations
 
@@ -47,23 +47,21 @@ WHERE = ("limit", "start", "random")
 class LocalStabilityResult(Result, kind="local-stability"):
     r"""Eigenvalues and singular values of the loop's Jacobian, of each example.
 
-    The axis ``where`` names the state: the limit, and as controls the initial state and random
-    states with the norms of the limit. On a cycle of p states the Jacobian is that of p loops.
-    Values are NaN where there is no limit or cycle.
+    Along ``where``: the limit, and as controls the initial state and random states with the limit's
+    norms. On a cycle of p states the Jacobian is that of p loops. NaN without a limit or cycle.
 
     Arrays:
-        turn: Loops of one turn: 1 at a limit, p on a cycle, 0 where neither was found.
+        turn: Loops of one turn: 1 at a fixed point, p on a cycle, 0 without either.
         regime: :class:`Regime` code of the example's whole state.
         right: 1 where the answer is right after the last loop, 0 where wrong, -1 without an answer.
         eigenvalue_real, eigenvalue_imag, eigenvalue_residual: Eigenvalues of largest modulus, and
-            relative residuals of their Ritz pairs.
+            their relative residuals.
         singular_value, singular_residual: Largest singular values, and their relative residuals.
         solve_largest, solve_smallest, solve_known: Extreme singular values of I - J, and whether
-            they are known (elsewhere their ratio is a lower bound).
-        growth, growth_at, growth_closed: Largest transient growth :math:`\max_t \|J^t\|`, its t,
-            and whether no later power can exceed it.
-        lyapunov: Largest Lyapunov exponent of the trajectory from the end of the run, in nats per
-            loop, with its interval over blocks of loops.
+            they are known (otherwise their ratio is a lower bound).
+        growth, growth_at, growth_closed: As in :class:`TransientGrowth`.
+        lyapunov: Largest Lyapunov exponent from the end of the run on, in nats per loop, with its
+            interval over blocks of loops.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -81,11 +79,11 @@ class LocalStabilityResult(Result, kind="local-stability"):
         return self.data["turn"] > 0
 
     def eigenvalues(self) -> xr.DataArray:
-        """The leading eigenvalues, complex, [where, batch, eigenvalue]."""
+        """The leading complex eigenvalues, [where, batch, eigenvalue]."""
         return self.data["eigenvalue_real"] + 1j * self.data["eigenvalue_imag"]
 
     def radius(self) -> xr.DataArray:
-        """Spectral radius, [where, batch]; NaN where it is not known to within 0.01."""
+        """Spectral radius, [where, batch]; NaN if not known to within 0.01."""
         radius = np.abs(self.eigenvalues().isel(eigenvalue=0))
         residual = self.data["eigenvalue_residual"].isel(eigenvalue=0)
         return radius.where(residual * radius <= RITZ_TOLERANCE)
@@ -95,7 +93,7 @@ class LocalStabilityResult(Result, kind="local-stability"):
         return self.data["singular_value"].isel(singular=0) / self.radius()
 
     def condition(self) -> xr.DataArray:
-        """Condition number of I - J, or a lower bound of it, [where, batch]."""
+        """Condition number of I - J, or a lower bound, [where, batch]."""
         return self.data["solve_largest"] / self.data["solve_smallest"]
 
 
@@ -125,7 +123,7 @@ def local_stability_study(
         k: Eigenvalues and singular values of each Jacobian.
         limit_tol: Relative tolerance of limits and cycles.
         tol, max_products: As for :func:`leading_eigenvalues`.
-        max_vectors: Most vectors held by the Krylov methods; twice as many for I - J.
+        max_vectors: Most vectors in the Krylov methods; twice as many for I - J.
         growth_loops: Largest power of J for the transient growth.
         lyapunov_loops: Loops counted for the Lyapunov exponent.
     """
@@ -167,7 +165,7 @@ def local_stability_study(
 
 
 def _finite_states(state: Tensor) -> tuple[Tensor, Tensor]:
-    """The states, zeros where not finite; and which are finite."""
+    """The states, with zeros for non-finite ones; which are finite."""
     finite = state.flatten(1).isfinite().all(1)
     return torch.where(_per_example(finite, state), state, 0), finite
 
@@ -182,7 +180,7 @@ def _spectra(
     max_products: int,
     **krylov: Any,
 ) -> dict[str, Tensor]:
-    """Arrays [where, batch, …] of the Jacobians, for examples of one period together."""
+    """Arrays [where, batch, …], computed for equal periods together."""
     arrays: dict[str, Tensor] = {}
     for name, axes in LocalStabilityResult.VARIABLES.items():
         if axes.startswith("where"):
@@ -224,8 +222,7 @@ def _spectra(
 class TransientGrowth(ShortRepr):
     r"""Norms of the powers of each example's Jacobian, from t = 0 on.
 
-    ``largest`` is :math:`\max_t \|J^t\|`, at loop ``at``; ``closed`` where :math:`\|J^t\| < 1` for
-    some t, so that no later power exceeds it.
+    ``largest`` is :math:`\max_t \|J^t\|`, at loop ``at``; no later power exceeds it if ``closed``.
     """
 
     norms: Float[Tensor, "loop batch"]
@@ -248,12 +245,12 @@ def transient_growth(
 ) -> TransientGrowth:
     r"""The largest transient growth :math:`\max_t \|J^t\|`, by products with powers of J.
 
-    Powers end at ``n_loops``, or when every example's norm is under 1: then no later one can exceed
-    the largest (:math:`\|J^{s+t}\| \le \|J^s\| \|J^t\|`).
+    Powers end at ``n_loops``, or when every example's norm is below 1: no later one can exceed the
+    largest then.
 
     Args:
         model, h, positions, seed: As for :func:`largest_singular_values`.
-        tol: Relative residual of a norm at which it has converged.
+        tol: Relative residual at which a norm has converged.
         max_vectors: Most vectors for one norm; each costs ``2 t`` products.
 
     Source: Trefethen and Embree, Spectra and Pseudospectra, chapter 16.
@@ -300,9 +297,8 @@ def transient_growth(
 class LyapunovExponents(ShortRepr):
     """Lyapunov exponents of each example's trajectory, largest first, in nats per loop.
 
-    -inf where a perturbation vanishes in one loop, NaN where the trajectory left the finite
-    numbers. ``low`` and ``high`` are the 95% interval over blocks of loops, ``state`` is the last
-    state.
+    -inf if a perturbation vanishes in one loop, NaN if the trajectory is not finite. ``low`` and
+    ``high`` are the 95% interval over blocks of loops, ``state`` is the last state.
     """
 
     values: Float[Tensor, "batch exponent"]
@@ -324,20 +320,19 @@ def lyapunov_exponents(
 ) -> LyapunovExponents:
     r"""The k largest Lyapunov exponents of the trajectory from a state, by the QR method.
 
-    With k tangent vectors that are made orthogonal after each loop,
-    :math:`J(h_t) Q_t = Q_{t+1} R_{t+1}`,
+    With k tangent vectors, made orthogonal after each loop, :math:`J(h_t) Q_t = Q_{t+1} R_{t+1}`,
 
     .. math:: \lambda_i = \frac{1}{T} \sum_t \log |R_{t,ii}|
 
-    At a fixed point this is :math:`\log |\lambda_i(J)|`; above 0, near trajectories part (chaos).
-    The interval is Student's t over ``n_blocks`` block means of this trajectory.
+    At a fixed point this is :math:`\log |\lambda_i(J)|`; above 0, close trajectories separate
+    (chaos). The interval is Student's t over ``n_blocks`` block means.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State from which each trajectory starts.
-        n_loops: Loops that are counted, at least one for each block.
+        h: First state of each trajectory.
+        n_loops: Loops that are counted, at least one per block.
         k: Number of exponents; each costs a Jacobian-vector product a loop.
-        discard: Loops before; a quarter of ``n_loops`` by default.
+        discard: Uncounted first loops; by default a quarter of ``n_loops``.
 
     Source: Benettin, Galgani, Giorgilli and Strelcyn, Meccanica 15 (1980).
 
@@ -384,7 +379,7 @@ def lyapunov_exponents(
 
 
 def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Q in the columns' own type, R at least in float32: there is no QR of half precision."""
+    """Q in the columns' type, R at least in float32."""
     q, r = torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32)))
     return q.to(columns.dtype), r
 

@@ -1,9 +1,9 @@
-"""Measures of a run: residuals, rates and angles of its states; entropy, answers of its readout.
+"""Measures of a run: residuals, rates and angles of its states; entropy and answers of its readout.
 
 States ``h_0 .. h_T`` are ``[loop+1, ..., d_model]``; with :math:`D_t = h_t - h_{t-1}`, entry
 ``t - 1`` of a result with ``T`` entries belongs to :math:`D_t`. Logits are
 ``[loop+1, ..., d_vocab_out]``; entry ``t`` belongs to loop ``t``. Values that are not finite are
-refused with their loop unless ``allow_nonfinite``.
+refused, with their loop, unless ``allow_nonfinite``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SETTLED = 0.03
 """Relative residual below which a token counts as converged (arXiv 2502.05171)."""
 
 NOISE = 16
-"""Updates smaller than this many rounding errors of the state have no rate and no angle."""
+"""Updates of fewer rounding errors of the state have no rate and no angle."""
 
 _ONE_NUMBER = -2
-"""In place of an answer where the readout is one number."""
+"""The answer of a readout of one number."""
 
 
 @checked
@@ -42,7 +42,7 @@ def relative_residual(
     norm: Literal["2", "max"] = "2",
     allow_nonfinite: bool = False,
 ) -> Float[Tensor, "loop ..."]:
-    r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis; 0 for resting zeros.
+    r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis; 0 for constant zeros.
 
     Source: arXiv 2502.05171.
 
@@ -76,8 +76,8 @@ def update_cosine(
 ) -> Float[Tensor, "loop ..."]:
     r"""Cosine of successive updates, :math:`\cos(D_t, D_{t-1})`, for loops 2 to T.
 
-    Near 1: a straight approach. About 0.5 to 0.65: a spiral. Negative: overshoot, period 2.
-    NaN where an update is no larger than rounding error.
+    Near 1: a straight approach. About 0.5 to 0.65: a spiral. Negative: overshoot, period 2. NaN if
+    an update is no larger than rounding error.
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
     update, size, real = _updates(states)
@@ -108,10 +108,7 @@ def contraction_rates(
 ) -> ContractionRates:
     r"""Contraction rate :math:`\|D_{t+1}\| / \|D_t\|`: per loop, mean, spread, asymptotic.
 
-    Args:
-        last: Number of last loops (above rounding error) behind the asymptotic rate.
-
-    Source: arXiv 2605.21488.
+    The asymptotic rate uses the ``last`` loops above rounding error (arXiv 2605.21488).
 
     Example:
         >>> halving = 2 - torch.tensor([1.0, 0.5, 0.25, 0.125])[:, None]
@@ -139,11 +136,9 @@ def settling_time(
 ) -> Int[Tensor, "*lead"]:
     """First loop (from 1) from which the residual stays below the threshold; -1 for never.
 
-    That alone is no convergence: the residual of a state in steady growth falls as 1/t
-    (:func:`classify_regimes`). NaN counts as above the threshold.
-
-    Args:
-        residual: :func:`relative_residual`; entry ``t - 1`` belongs to loop ``t``.
+    Not yet convergence: in steady growth the residual falls as 1/t (:func:`classify_regimes`). NaN
+    counts as above the threshold. Entry ``t - 1`` of the :func:`relative_residual` belongs to loop
+    ``t``.
 
     Source: arXiv 2502.05171.
 
@@ -169,12 +164,7 @@ def readout_kl(
 def readout_entropy(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
 ) -> Float[Tensor, "readouts ..."]:
-    """Entropy of each readout in nats.
-
-    Example:
-        >>> readout_entropy(torch.zeros(1, 4))
-        tensor([1.3863])
-    """
+    """Entropy of each readout in nats."""
     check_states(logits, at_least=1, name="logits", allow_nonfinite=allow_nonfinite)
     log_p = logits.log_softmax(dim=-1)
     return -(log_p.exp() * log_p).sum(dim=-1)
@@ -206,8 +196,7 @@ def likeliest(logits: Float[Tensor, "*lead d_vocab_out"]) -> Int[Tensor, " *lead
 def stable_from(answers: Int[Tensor, "readouts ..."]) -> Int[Tensor, "*lead"]:
     """First loop, from 0, whose answer is kept to the last one.
 
-    Args:
-        answers: Answer (argmax) after 0..T loops; one that changes in the last loop gives ``T``.
+    ``answers`` are those after 0..T loops; one that changes in the last loop gives ``T``.
 
     Example:
         >>> stable_from(torch.tensor([0, 1, 1, 1, 0])), stable_from(torch.tensor([0, 1, 1, 1]))
@@ -228,7 +217,7 @@ def correctness(
 
 
 def exact_match(right: Int[Tensor, "*loop batch pos"]) -> Float[Tensor, "*loop batch"]:
-    """1.0 for an example whose every asked position is right by :func:`correctness`, else 0.0."""
+    """1.0 for an example with every asked position right by :func:`correctness`, else 0.0."""
     return (right != 0).all(dim=-1).float()
 
 
@@ -248,7 +237,7 @@ def check_states(
 
 
 def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
-    """Raise if a value is not finite, with its loop: the leading axis begins at ``start``."""
+    """Raise on non-finite values, with their loop."""
     bad = ~values.isfinite()
     if bad.any():
         first = start + int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
@@ -261,7 +250,6 @@ def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
 
 
 def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
-    """Raise if a state is empty, not floating point or not finite."""
     numbers = state.numel() > 0 and state.is_floating_point()
     if not numbers or not state.isfinite().all():
         got = "NaN or infinity" if numbers else f"{state.dtype} of shape {tuple(state.shape)}"
@@ -269,19 +257,18 @@ def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
 
 
 def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], *, fix: str) -> None:
-    """Raise unless two shapes are the same."""
     if tuple(shape) != tuple(expected):
         sizes = {"expected": f"shape {tuple(expected)}", "given": f"shape {tuple(shape)}"}
         raise InputError(name, **sizes, fix=fix)
 
 
 def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -> Tensor:
-    """A length over that of a state: 0 where both are 0, infinity where only the state's is."""
+    """``part / size``: 0 if both are 0, infinity if only the size is."""
     return torch.where(part == 0, part, part / size)
 
 
 def _last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
-    """The last loop, counted from 1, at which a condition holds; 0 where it never does."""
+    """The last loop (from 1) at which a condition holds; 0 for never."""
     loops = torch.arange(1, len(holds) + 1, device=holds.device)
     return (holds * loops.reshape(-1, *[1] * (holds.ndim - 1))).amax(dim=0)
 
@@ -293,5 +280,5 @@ def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def above_rounding(size: Tensor, norm: Tensor, norm_before: Tensor) -> Tensor:
-    """Where an update is larger than the rounding error of the two states it leads between."""
+    """Whether an update exceeds the rounding error of its two states."""
     return size > NOISE * torch.finfo(size.dtype).eps * torch.maximum(norm, norm_before)

@@ -1,4 +1,4 @@
-"""Reachability: the limits from several initial states, and after a perturbation."""
+"""Reachability: limits from several initial states, and after perturbations."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class ReachabilityResult(Result, kind="reachability"):
     """Limits (fixed points or cycles) reached from several initial states, and after perturbations.
 
     Initial states: the model's own, zeros, noise with the norms of the clean limit, and the limits
-    of other examples ("other 1" is that of the next). Values are NaN where there is no limit.
+    of other examples ("other 1" is the next one's). Values are NaN without a limit.
 
     Arrays:
-        status, loops: How the search for a limit ended (:class:`Status`), and after how many loops.
-        period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        alignment: Cosine of the limit and the clean one (the asymptotic alignment score of
-            arXiv 2211.09961, for starts at other limits).
+        status, loops: :class:`Status` of the search, and its loops.
+        period: Loops per turn of a cycle, 1 for a fixed point, 0 without a limit.
+        alignment: Cosine of the limit and the clean one (the asymptotic alignment score of arXiv
+            2211.09961, for starts at other limits).
         distance: Distance between the two over the norm of the clean one.
-        exact: Whether the answer read from the state reached is right.
-        other_alignment, other_distance: Controls: the same of the clean limits of this example and
-            of the next.
-        n_limits: Different limits found for an example, over all initial states.
+        exact: Whether the answer is right at the state reached.
+        other_alignment, other_distance: Controls: the same between this example's clean limit and
+            the next one's.
+        n_limits: Different limits of an example, over all initial states.
         kick_status, kick_distance, kick_exact: The same after a perturbation of the limit.
 
     Attributes:
-        same: Distance over the norm up to which two limits count as one.
+        same: Relative distance up to which two limits count as one.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -75,7 +75,7 @@ class ReachabilityResult(Result, kind="reachability"):
         return self.data["period"].sel(start=OWN_START, drop=True) > 0
 
     def reached(self) -> xr.DataArray:
-        """Share of the examples with a clean limit that reach it, [start, estimate]."""
+        """Share of examples with a clean limit that reach it, [start, estimate]."""
         distance = self.data["distance"].isel(batch=self.has_limit().values)
         return share_of(distance <= self.same, "batch")
 
@@ -85,11 +85,11 @@ class ReachabilityResult(Result, kind="reachability"):
         return share_of(distance <= self.same, "draw", "batch")
 
     def own_limit_differs(self) -> xr.DataArray:
-        """Examples whose clean limit differs from that of the next one."""
+        """Examples whose clean limit differs from the next one's."""
         return self.data["other_distance"] > self.same
 
     def one_limit(self) -> xr.DataArray:
-        """Share of the examples with one and the same limit from all initial states, [estimate]."""
+        """Share of examples with the same limit from all initial states, [estimate]."""
         everywhere = (self.data["period"] > 0).all("start")
         return share_of(everywhere & (self.data["n_limits"] == 1), "batch")
 
@@ -119,16 +119,16 @@ def reachability_study(
         data: A batch of two or more, best of one length; or a task.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         n_noise, n_others: Initial states of noise, and of other examples' limits.
-        kicks: Sizes of perturbations, over the norm of the state, ``n_draws`` of each.
-        same: Distance over the norm up to which two limits count as one.
+        kicks: Relative sizes of perturbations, with ``n_draws`` of each.
+        same: Relative distance up to which two limits count as one.
         positions: Compare positions with a target, or all.
 
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 
     Example:
-        >>> from loopinterp import load_pretrained
-        >>> run = load_pretrained("parity")
-        >>> result = reachability_study(run.model(), run.task(), n=4, batch_size=4, kicks=(0.1,))
+        >>> from loopinterp.zoo import pretrained_run
+        >>> run = pretrained_run("parity")
+        >>> result = reachability_study(run.model(), run.task, n=4, batch_size=4, kicks=(0.1,))
         >>> result.reached().sel(start="zeros", estimate="value").item()
         1.0
     """

@@ -1,4 +1,4 @@
-"""Classes of trajectories: by where they end (fixed point, orbit, …), and by how updates fall."""
+"""Classes of trajectories: by how they end, and by how updates fall."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LEAST_LOOPS = 12
-"""Fewest loops from which a trajectory can be classified."""
+"""Fewest loops of a classified trajectory."""
 
 ClassifiedLoops = Annotated[Loops, Field(ge=_LEAST_LOOPS)]
-"""A number of loops after which trajectories are classified."""
+"""A number of loops of classified trajectories."""
 
 
 class _Labelled(IntEnum):
@@ -60,11 +60,11 @@ class RegimeCriteria(Settings):
     Attributes:
         window: Late loops that are used; half of the trajectory if ``None``.
         at_rest: Relative residual up to which a state no longer moves.
-        to_go: Path still to go at the present rate, over the norm, of a fixed point.
-        recurrence: Mean squared change over one period of an orbit, over twice the variance.
+        to_go: Relative path left to a fixed point at the present rate.
+        recurrence: Mean squared change over an orbit's period, over twice the variance.
         straight: Net displacement over path length, above which a path is a drift.
         rotation: Evenness of a rotation (mean resultant length), and its plane's share of variance.
-        divergence: Factor over the window by which updates and states must both grow.
+        divergence: Factor over the window by which updates and states both grow.
     """
 
     window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
@@ -89,7 +89,7 @@ def classify_regimes(
     4. **drift**: displacement in one direction, bounded updates (the "slider");
     5. **irregular**: none of these.
 
-    The class describes the loops seen: a circle larger than the window is a drift.
+    A circle larger than the window is a drift.
 
     Args:
         states: States after 0..T loops, at least 12; NaN and infinity mean divergence.
@@ -153,12 +153,12 @@ class SettlingClass(_Labelled):
 
 @dataclass(frozen=True, repr=False)
 class SettlingClasses(ShortRepr):
-    r""":class:`SettlingClass` codes, and two lines through the log updates (NaN without any).
+    r""":class:`SettlingClass` codes, and two lines through the log updates (NaN without a fit).
 
     Attributes:
         rate: Factor per loop of the update's norm, by the line against the loop.
         exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against its logarithm;
-            up to 1 the path has no end.
+            up to 1 the path is infinite.
     """
 
     settling: Int[Tensor, "*lead"]
@@ -172,7 +172,7 @@ class SettlingCriteria(Settings):
 
     Attributes:
         window: Late loops that are used; half of the trajectory if ``None``.
-        rounding: Updates up to so many rounding errors of the state are none.
+        rounding: Updates up to this many rounding errors of the state count as none.
         fit: Least share of the variance of the log updates that a line explains (R²).
         fall: Factor over the window to which updates must fall for a rate below 1.
         lasting: Least slope of the second half of a fall, relative to its first half.
@@ -194,7 +194,7 @@ def classify_settling(
     ``window`` loops with updates above rounding:
 
     - **settling**: a geometric fall, or no update above rounding: the path ends at a limit;
-    - **marginal**: a fall as a power of the loop, or too slow to distinguish its rate from 1;
+    - **marginal**: a fall as a power of the loop, or with a rate too close to 1;
     - **drifting**: no lasting fall (slide, orbit, chaos or divergence: :func:`classify_regimes`).
 
     Args:
@@ -239,16 +239,13 @@ def classify_settling(
 
 
 def rounding_of(dtype: torch.dtype) -> float:
-    """Largest relative residual that rounding alone gives a state at its fixed point."""
+    """Largest relative residual from rounding alone at a fixed point."""
     # At fixed points states move by .5 to .7 rounding errors in half precision, to 2.1 in float32.
     return 2 * torch.finfo(dtype).eps
 
 
 def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """The last ``window + 1`` states over their largest value, in float64; and which are finite.
-
-    Differences of large states are small, and squares of them large. Zeros where not finite.
-    """
+    """The last ``window + 1`` states, scaled to 1, in float64; which are finite."""
     check_states(states, at_least=_LEAST_LOOPS + 1, allow_nonfinite=True)
     window = window or max(_LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
@@ -265,7 +262,7 @@ def _logarithm(update: Tensor) -> Tensor:
 
 
 def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and its R², at loops that count."""
+    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and R²."""
     weight = torch.ones_like(y) if counts is None else counts.to(y)
     total = weight.sum(dim=0)
     x = x[:, None] - (weight * x[:, None]).sum(dim=0) / total
@@ -279,7 +276,7 @@ def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tenso
 def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     r"""Whether a trajectory returns to itself within the window, and after how many loops.
 
-    The return is the first local minimum under the tolerance of one minus the autocorrelation,
+    The return is the first local minimum below the tolerance of
     :math:`\langle\|x_{t+p} - x_t\|^2\rangle / 2 \mathrm{Var}`, once the trajectory was well away.
     """
     centred = late - late.mean(dim=0)
@@ -300,7 +297,7 @@ def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
 
 
 def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Share of variance in the first two components, loops per turn there, and evenness of turn."""
+    """Share of variance in the first two components; loops per turn and evenness there."""
     centred = late - late.mean(dim=0)  # [loop, trajectory, d_model]
     # Principal components by the Gram matrix over loops: the window is shorter than the state.
     gram = torch.einsum("snd,tnd->nst", centred, centred)  # [trajectory, loop, loop]

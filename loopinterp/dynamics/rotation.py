@@ -1,11 +1,11 @@
-r"""Rotation: orbits that neither settle nor repeat exactly, but turn with a period of their own.
+r"""Rotation: orbits that turn with a period of their own, without converging or repeating exactly.
 
-Near a periodic or quasi-periodic orbit, the states of late loops are a sum of harmonics
+Late states near a periodic or quasi-periodic orbit are a sum of harmonics
 
 .. math::
     h_t \approx \bar h + \sum_{k=1}^{K} \operatorname{Re}\left(A_k e^{2 \pi i k t / P}\right)
 
-with the period P in loops, which need not be a whole number.
+with the period P in loops, not necessarily whole.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ _FINER = 16
 def lag_distance(
     states: Float[Tensor, "states *lead d_model"], n_lags: PositiveInt
 ) -> Float[Tensor, "lag ..."]:
-    r"""Mean relative distance of states so many loops apart.
+    r"""Mean relative distance of states p loops apart.
 
     .. math::
         r_p = \frac{1}{T - n} \sum_{t > n} \frac{\|h_t - h_{t-p}\|}{\|h_t\|}, \qquad p = 1 \dots n
 
-    All lags use the same last states, so that they can be compared. A cycle of p loops has
-    :math:`r_p = 0`.
+    All lags use the same last states. A cycle of p loops has :math:`r_p = 0`.
 
     Example:
         >>> states = torch.tensor([1.0, 2.0, 4.0]).repeat(4)[:, None]
@@ -76,8 +75,8 @@ class Rotation(ShortRepr):
     def phase(self) -> Float[Tensor, "*lead"]:
         """Angle of each position against the whole state's first harmonic, from -pi to pi.
 
-        It is that of the inner product with the amplitude summed over positions; positions of
-        equal phase turn together.
+        That of the inner product with the amplitude summed over positions; positions of equal phase
+        turn together.
         """
         first = self.amplitudes[0]
         whole = first.flatten(0, -2).sum(0)  # [d_model]
@@ -94,11 +93,11 @@ def find_rotation(
     between the discrete frequencies; harmonics are fitted by least squares.
 
     Args:
-        states: Consecutive late states of one example, at least 16, without the transient.
+        states: Consecutive late states of one example, at least 16.
         n_harmonics: Harmonics of the period.
 
     Returns:
-        The rotation. Of states that do not move, ``explained`` is NaN.
+        The rotation; ``explained`` is NaN for states that do not move.
 
     Example:
         >>> turn = 2 * math.pi * torch.arange(200.0) / 4.8

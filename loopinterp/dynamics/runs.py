@@ -1,4 +1,4 @@
-"""Runs of a batch through the loops, in parts that fit in memory; the examples of a study."""
+"""Runs of a batch through the loops, in parts that fit in memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 CHUNK_BYTES = 64 * 2**20
-"""Largest tensor of states that a study holds at once."""
+"""Largest tensor of states in memory."""
 
 Counted = Literal["asked", "all"]
-"""Positions that a study counts: those where an answer is asked, or all."""
+"""Positions that a study counts: those with a target, or all."""
 
 
 @checked
@@ -49,11 +49,11 @@ def run_loops(iteration: Iteration, n_loops: Loops) -> Float[Tensor, "loop batch
 
 @dataclass(frozen=True, repr=False)
 class LoopMeasures(ShortRepr):
-    r"""Measures of one loop, with :math:`D_t = h_t - h_{t-1}`; NaN where not defined (yet).
+    r"""Measures of one loop, with :math:`D_t = h_t - h_{t-1}`; NaN where undefined.
 
     Norm :math:`\|h_t\|`; residual :math:`\|D_t\| / \|h_t\|` of a token, and of a sequence in the
-    maximum norm; contraction :math:`\|D_t\| / \|D_{t-1}\|` and cosine of :math:`D_t, D_{t-1}`
-    (NaN also at rounding error).
+    maximum norm; contraction :math:`\|D_t\| / \|D_{t-1}\|` and cosine of :math:`D_t, D_{t-1}` (NaN
+    also at rounding error).
     """
 
     norm: Float[Tensor, "batch pos"]
@@ -66,20 +66,13 @@ class LoopMeasures(ShortRepr):
 def stream_measures(
     iteration: Iteration, n_loops: int
 ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"], LoopMeasures]]:
-    """Run a model and measure every loop, with two updates in memory at most.
+    """Run a model and measure every loop, with at most two updates in memory.
 
     The numbers are those of :func:`relative_residual`, :func:`contraction_rates` and
-    :func:`update_cosine` on the states of the whole run. States may leave the finite numbers.
+    :func:`update_cosine` for the whole run. States need not be finite.
 
     Yields:
         Loops made, from 0 to ``n_loops``; the state after them; measures of the last one.
-
-    Example:
-        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=3, d_vocab_out=2)
-        >>> run = stream_measures(bind(LoopedTransformer(config), torch.tensor([[0, 1]])), 100)
-        >>> [loop for loop, _, done in run if not done.residual.isnan().any()][:2]
-        [1, 2]
     """
     norms: deque[Tensor] = deque(maxlen=3)
     before, update, size = None, None, None
@@ -107,25 +100,20 @@ def stream_measures(
 
 
 def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
-    """Slices over the batch whose examples take at most :data:`CHUNK_BYTES`.
-
-    Example:
-        >>> list(chunks(5, bytes_per_example=2**25))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Slices over the batch whose examples take at most :data:`CHUNK_BYTES`."""
     size = max(1, CHUNK_BYTES // max(1, bytes_per_example))
     for first in range(0, n_examples, size):
         yield slice(first, min(first + size, n_examples))
 
 
 def state_chunks(model: LoopedModel, batch: Batch, n_states: int) -> list[slice]:
-    """Slices over a batch, where ``n_states`` states of each example are in memory at once."""
+    """Slices over a batch, for ``n_states`` states in memory."""
     h0 = bind(model, batch.inputs[:1]).h0
     return list(chunks(len(batch), n_states * h0.numel() * h0.element_size()))
 
 
 def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Arrays of a kind of result, joined along their batch axis."""
+    """Arrays of a kind of result, joined along the batch."""
     every = list(parts)
     axis = {name: kind.VARIABLES[name].split().index("batch") for name in every[0]}
     return {name: torch.cat([part[name].cpu() for part in every], at) for name, at in axis.items()}
@@ -139,7 +127,7 @@ def counted_examples(
     at_least: int = 1,
     **options: Any,
 ) -> tuple[Batch, Bool[Tensor, "batch pos"]]:
-    """The examples of a study and the positions it counts; options of ``examples_for``."""
+    """The examples of a study and the positions it counts."""
     batch = examples_for(model, data, **options)
     need_asked(batch)
     fix = "One's limit is compared with another's: pass batch_size=16, or a larger batch."
@@ -149,12 +137,11 @@ def counted_examples(
 
 
 def usual_loops(batch: Batch, *, times: float, least: int) -> int:
-    """Default number of loops: ``times`` the longest T(n), and ``least`` or more."""
     return max(least, math.ceil(times * int(batch.n_loops.max())))
 
 
 def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:
-    """The model for the provenance, and the dtype of its states where rounding matters."""
+    """The model for the provenance, with its states' dtype if coarse."""
     dtype = bind(model, batch.inputs[:1]).h0.dtype
     # Coarse is where rounding moves a state by more than counts as at rest.
     coarse = rounding_of(dtype) > RegimeCriteria().at_rest

@@ -1,4 +1,4 @@
-"""Batched fixed-point solvers: their protocol, plain iteration, and three faster ones."""
+"""Batched fixed-point solvers: protocol, plain iteration, and three faster ones."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     Flat = Float[Tensor, "batch size"]
 
 
-Map = Callable[["Tensor"], "Tensor"]
+_Map = Callable[["Tensor"], "Tensor"]
 """A map on flat states ``[batch, size]``."""
 
 
 class Status(IntEnum):
     """How the search ended for one example.
 
-    ``CONVERGED``: the residual of the returned state is within the tolerance.
-    ``OUT_OF_BUDGET``: ``max_iter`` steps were made.
-    ``DIVERGED``: a value is not finite, or the state outgrew the limit.
-    ``STALLED``: the residual stopped falling.
-    ``CYCLE``: plain iteration returns to the same states again and again.
+    - ``CONVERGED``: the residual is within the tolerance.
+    - ``OUT_OF_BUDGET``: ``max_iter`` steps were made.
+    - ``DIVERGED``: a value is not finite, or the state outgrew the limit.
+    - ``STALLED``: the residual stopped falling.
+    - ``CYCLE``: plain iteration returns to the same states.
     """
 
     RUNNING = 0
@@ -52,11 +52,10 @@ class Termination(Settings):
 
     Attributes:
         tol, atol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
-        max_iter: Steps after which a running example is given up.
         divergence: Diverged when :math:`\|f(x)\| >` ``divergence`` :math:`(1 + \|x_0\|)`.
         patience: Stalled when the best residual has not fallen by one percent in this many steps
-            (``None``: never). It should exceed the number of positions, as a change that travels
-            one position a loop keeps the residual level.
+            (``None``: never). It should exceed the number of positions, as a change may travel one
+            position a loop.
     """
 
     tol: PositiveFloat = 1e-5
@@ -85,7 +84,7 @@ class SolverState:
         x, fx: The iterate of each example, and the map there.
         gap, size: Norms of ``fx - x`` and of ``fx``.
         best, since_best: Smallest relative residual, and steps since it last fell by one percent.
-        done: Examples that have ended: a solver need not move them.
+        done: Examples that have ended; a solver need not move them.
     """
 
     x: Float[Tensor, "batch size"]
@@ -105,7 +104,7 @@ class SolverState:
         return share_of_size(self.gap, self.size).to(_at_least_single(self.x).dtype)
 
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
-        """This state, but with some examples as they were in ``old``."""
+        """This state, with some examples as in ``old``."""
         values = {}
         for name in ("x", "fx", "gap", "size", "best", "since_best", "evaluations"):
             new = getattr(self, name)  # [batch] or [batch, size]
@@ -115,23 +114,23 @@ class SolverState:
 
 
 class Solver(ABC):
-    """A batched fixed-point solver: every example runs, and ends, by itself."""
+    """A batched fixed-point solver; examples are independent."""
 
     @property
     def follows_the_map(self) -> bool:
-        """Whether each iterate is the map of the one before, so that a return is a cycle."""
+        """Whether each iterate is the map of the previous one."""
         return False
 
     @abstractmethod
-    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
-        """The state before the first step: ``f`` is evaluated at ``x0``."""
+    def init(self, f: _Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+        """The state before the first step, with ``f`` evaluated at ``x0``."""
 
     @abstractmethod
-    def step(self, f: Map, state: SolverState) -> SolverState:
-        """One new iterate of the examples that are not done, and the map there."""
+    def step(self, f: _Map, state: SolverState) -> SolverState:
+        """One new iterate of the unfinished examples, with the map there."""
 
 
-def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
+def start(f: _Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
     fx = f(x0)
     gap, size = distance(fx, x0), distance(fx)
     zeros = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
@@ -139,8 +138,7 @@ def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solver
     return SolverState(x0, fx, gap, size, distance(x0), zeros + 1, best, zeros, done, memory=memory)
 
 
-def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
-    """The state after moving to the iterate ``x``, at one evaluation of the map."""
+def advance(f: _Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
     fx = f(x)
     gap, size = distance(fx, x), distance(fx)
     residual = share_of_size(gap, size)
@@ -161,7 +159,6 @@ def distance(
 
 
 def _at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The tensor in float32, or in its own type where that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -170,7 +167,7 @@ class Picard(Settings, Solver):
     r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)` with damping.
 
     With :math:`\beta = 1` it is the looped model's own iteration, which unstable fixed points
-    repel. Less damps oscillations.
+    repel. A smaller :math:`\beta` damps oscillations.
     """
 
     damping: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -179,10 +176,10 @@ class Picard(Settings, Solver):
     def follows_the_map(self) -> bool:
         return self.damping == 1
 
-    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+    def init(self, f: _Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         return start(f, x0)
 
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         # fx itself, not x + (fx - x), so that iterates equal the model's states bit by bit.
         x = state.fx if self.damping == 1 else state.x + self.damping * (state.fx - state.x)
         return advance(f, state, x)
@@ -195,10 +192,9 @@ class SecantSolver(Settings, Solver):
     .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma
 
     Args:
-        window: Number of remembered differences; two states of memory each.
+        window: Number of differences kept; two states of memory each.
         mixing: :math:`\beta`.
-        restart: The memory of an example is dropped when its residual exceeds this many times
-            its best one.
+        restart: Differences are dropped when the residual exceeds this many times the best one.
     """
 
     window: PositiveInt
@@ -207,13 +203,13 @@ class SecantSolver(Settings, Solver):
 
     @abstractmethod
     def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
-        r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
+        r""":math:`\gamma` of every example, from differences newest first (unused ones zero)."""
 
-    def init(self, f: Map, x0: Flat) -> SolverState:
+    def init(self, f: _Map, x0: Flat) -> SolverState:
         empty = _at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
         return start(f, x0, memory=(empty, empty))
 
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         dx, dg = state.memory
         before = _at_least_single(state.x)
         g = _at_least_single(state.fx) - before
@@ -232,13 +228,13 @@ class SecantSolver(Settings, Solver):
 
 
 def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -> Tensor:
-    """Solve each small system; an unknown whose row is empty comes out as zero."""
+    """Solve each small system; an unknown with an empty row is zero."""
     empty = (matrix == 0).all(dim=-1)
     return torch.linalg.solve_ex(matrix + torch.diag_embed(empty.to(matrix)), target)[0]
 
 
 def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]:
-    """Put the newest row first; rows that are not finite become zero."""
+    """Put the newest row first, with zeros for non-finite ones."""
     new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)  # [batch, size]
     return torch.cat([new[:, None], history], dim=1)
 
@@ -247,7 +243,7 @@ def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]
 class Anderson(SecantSolver):
     r"""Anderson acceleration of type II with mixing and regularisation :math:`\lambda`.
 
-    It is a :class:`SecantSolver` with
+    A :class:`SecantSolver` with
 
     .. math::
 
@@ -275,11 +271,11 @@ class Anderson(SecantSolver):
 class Broyden(SecantSolver):
     r"""Broyden's good method for :math:`g(x) = f(x) - x = 0`, with a limited memory.
 
-    The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each remembered step
-    :math:`s_i` and change :math:`y_i` of :math:`g`,
-    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. It is a
-    :class:`SecantSolver` with, in closed form over the window (oldest first) and :math:`L` the part
-    of :math:`S^\top S` strictly below its diagonal:
+    The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each kept step :math:`s_i`
+    and change :math:`y_i` of :math:`g`,
+    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. It is a :class:`SecantSolver`
+    with, in closed form over the window (oldest first) and :math:`L` the part of :math:`S^\top S`
+    strictly below its diagonal:
 
     .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
 
@@ -317,23 +313,23 @@ class NewtonKrylov(Settings, Solver):
     product counts as one evaluation. It can find fixed points that repel the plain iteration.
 
     Args:
-        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
-        forcing: :math:`\eta_0`, the largest relative residual of a linear system.
+        max_vectors: Largest Krylov space; each vector costs one product and one state.
+        forcing: :math:`\eta_0`.
         backtracks: Most halvings; few are best where loops carry information along.
 
-    Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004
-    (doi 10.1016/j.jcp.2003.08.010).
+    Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004 (doi
+    10.1016/j.jcp.2003.08.010).
     """
 
     max_vectors: PositiveInt = 20
     forcing: Annotated[float, Field(gt=0, lt=1)] = 0.5
     backtracks: NonNegativeInt = 1
 
-    def init(self, f: Map, x0: Flat) -> SolverState:
+    def init(self, f: _Map, x0: Flat) -> SolverState:
         eta = torch.full((len(x0),), self.forcing, dtype=torch.float64, device=x0.device)
         return start(f, x0, memory=eta)
 
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         eta = state.memory
         d, products = self._solve(f, state, eta * state.gap)
         state = replace(state, evaluations=state.evaluations + products)
@@ -360,9 +356,9 @@ class NewtonKrylov(Settings, Solver):
         return replace(new, memory=eta)
 
     def _solve(
-        self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
+        self, f: _Map, state: SolverState, goal: Float[Tensor, " batch"]
     ) -> tuple[Flat, Int[Tensor, " batch"]]:
-        """The solutions d by GMRES, and the products that each example has used."""
+        """The solutions d by GMRES, and the products used for each example."""
         x = _at_least_single(state.x)
         g = _at_least_single(state.fx) - x
         most = min(self.max_vectors, x.shape[1])

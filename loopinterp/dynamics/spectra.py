@@ -1,4 +1,4 @@
-r"""Eigenvalues and singular values of the loop's Jacobian J and of I - J, at a state or a cycle."""
+r"""Eigenvalues and singular values of the loop's Jacobian J and of I - J."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Spectrum(ShortRepr):
     r"""Leading eigenvalue of each example's Jacobian, as in :class:`Eigenvalues`.
 
-    A fixed point is locally stable where ``radius`` :math:`|\lambda|` is below 1. Where it has not
-    converged it may be too low or, of a strongly non-normal Jacobian, too high.
+    A fixed point is locally stable if ``radius`` :math:`|\lambda|` is below 1. Before convergence
+    it may be too low or, for a strongly non-normal Jacobian, too high.
     """
 
     radius: Float[Tensor, " batch"]
@@ -47,9 +47,8 @@ class Eigenvalues(ShortRepr):
     Attributes:
         residuals: :math:`\|Jv - \lambda v\| / |\lambda|` of the Ritz pair: the error of the
             eigenvalue over its condition number.
-        vectors: Right eigenvectors of norm 1, shaped like states, if asked for.
-        n_products: Jacobian-vector products, one counting for all examples (of a batch in parts,
-            those of the part that needed most).
+        vectors: Right eigenvectors of norm 1, shaped like states, if requested.
+        n_products: Jacobian-vector products, one counting for all examples.
     """
 
     values: Complex[Tensor, "batch eigenvalue"]
@@ -80,14 +79,13 @@ def leading_eigenvalues(
 ) -> Eigenvalues:
     """The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
 
-    Memory is that of ``max_vectors`` states; on a CPU a large batch of a bound model goes in parts.
-    Under a causal mask J is block-triangular, and eigenvalues of blocks at single ``positions``
-    converge much sooner.
+    Memory is that of ``max_vectors`` states. Under a causal mask J is block-triangular, and blocks
+    at single ``positions`` converge much sooner.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example, best a fixed point. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
+        h: State of each example, best a fixed point. For a looped model, its inputs or a batch: the
+            state is the limit that its loops reach.
         tol: Relative residual at which an eigenvalue has converged.
         max_vectors: Largest Krylov space, restarted with its leading half.
         max_products: Most Jacobian-vector products.
@@ -150,11 +148,6 @@ def spectral_radius(
     r"""Largest :math:`|\lambda|` of each Jacobian: :func:`leading_eigenvalues` without restarts.
 
     Source: Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
-
-    Example:
-        >>> matrix = torch.tensor([[0.5, 1.0], [0.0, -0.9]])
-        >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
-        tensor([0.9000])
     """
     options: dict[str, Any] = {"tol": tol, "positions": positions, "seed": seed}
     options |= {"max_vectors": max_vectors, "max_products": max_vectors}
@@ -173,7 +166,7 @@ def cycle_multipliers(
 
     .. math:: M = J(h_{p-1}) \cdots J(h_1) J(h_0), \qquad h_{t+1} = \mathrm{step}(h_t)
 
-    A cycle is locally stable where all are inside the unit circle.
+    A cycle is locally stable if all are inside the unit circle.
 
     Args:
         model, h, k, options: As for :func:`leading_eigenvalues`, at any state of the cycle.
@@ -190,8 +183,6 @@ def cycle_multipliers(
 
 
 def turn_of(step: Callable[[Tensor], Tensor], n_times: int) -> Callable[[Tensor], Tensor]:
-    """The map that applies a map several times."""
-
     def turn(h: Tensor) -> Tensor:
         for _ in range(n_times):
             h = step(h)
@@ -251,7 +242,7 @@ def largest_singular_values(
 class FixedPointCondition(ShortRepr):
     """Condition of the equation h = step(h): largest over smallest singular value of :math:`I - J`.
 
-    ``condition`` is a lower bound where these have not converged.
+    ``condition`` is a lower bound if these have not converged.
     """
 
     largest: Float[Tensor, " batch"]
@@ -279,9 +270,8 @@ def fixed_point_condition(
     r"""Largest and smallest singular value of :math:`I - J`, by Golub-Kahan bidiagonalisation.
 
     When the loop changes by a small :math:`\delta`, a fixed point moves by
-    :math:`(I - J)^{-1} \delta`, up to :math:`1 / \sigma_{\min}` for each unit. The smallest value
-    is an upper bound until it has converged. Arguments are those of
-    :func:`largest_singular_values`.
+    :math:`(I - J)^{-1} \delta`, at most :math:`\|\delta\| / \sigma_{\min}`. Before convergence the
+    smallest value is an upper bound. Arguments are those of :func:`largest_singular_values`.
 
     Source: the geometry axis of arXiv 2604.15259; Golub and Kahan (1965) for the method.
 
@@ -315,7 +305,7 @@ def _extremes(
     k: int,
     tol: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The k largest values and the smallest, residuals, and whether the space is the whole one."""
+    """The k largest values and the smallest, residuals, completeness of the space."""
     n_converged = 0
     space: Bidiagonal | None = None
     for space in spaces:

@@ -1,6 +1,6 @@
 r"""Effects of edges, and circuits of edges.
 
-The effect of an edge is the change of the metric when its receiver sees the sender's output of the
+The effect of an edge is the metric's change when the receiver sees the sender's output of the
 source's run, as a share of the change from base to source. With w the weight of an edge (see
 :mod:`~loopinterp.edges.edge_runs`), 0 in the base's run,
 
@@ -13,8 +13,8 @@ them while the weights of all edges go from 0 to 1,
 :math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`, so that all effects sum to the whole
 change. Thresholds are flat at both ends, where the gradient of ``eap`` is 0.
 
-A circuit is the model with the source's values on all edges but its own. Its *faithfulness* is 1
-for the whole graph, 0 for no edge:
+A circuit is the model with the source's values on all other edges. Its *faithfulness* is 1 for the
+whole graph, 0 for no edge:
 
 .. math:: f(C) = \frac{m(C) - m(\varnothing)}{m(M) - m(\varnothing)}
 """
@@ -50,7 +50,7 @@ SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class EdgeEffects:
-    """Effects of the edges; ``scored`` and ``metric`` are as of :func:`.edge_study`."""
+    """Effects of the edges; ``scored`` and ``metric`` are as for :func:`.edge_study`."""
 
     def __init__(
         self,
@@ -86,7 +86,6 @@ class EdgeEffects:
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
-        """The effect of the source's values on some edges."""
         logits, _ = self._runs(edges.to(self.source), self.source)
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
@@ -134,14 +133,13 @@ class EdgeEffects:
                 return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
     def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
-        """Sums over the edges that are one tied edge."""
+        """Sums over the edges of each tied edge."""
         index, is_edge = self.graph.tied_index, self.graph.edges
         total = effects.new_zeros(len(self.graph.tied_edges), effects.shape[-1])
         # Each edge [edge, batch] is added at the number of its tied edge.
         return total.index_add(0, index[is_edge], effects[is_edge])
 
     def exact_tied(self) -> Float[Tensor, "tied batch"]:
-        """Each tied edge, at all loops at once."""
         numbers = track(range(len(self.graph.tied_edges)), "edge")
         return torch.stack([self.replaced(self.graph.tied_index == k) for k in numbers])
 
@@ -181,7 +179,7 @@ class EdgeEffects:
 
 
 def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
-    """The mean of gradients at the middles of ``n_steps`` equal parts of a path from 0 to 1."""
+    """Mean gradient at the middles of ``n_steps`` equal parts of a path from 0 to 1."""
     gradients = (gradient((k + 0.5) / n_steps) for k in track(range(n_steps), "step"))
     total = next(gradients)
     for more in gradients:
@@ -203,7 +201,7 @@ def areas(
 
 
 def top(scores: Float[Tensor, " edge"], count: int) -> Bool[Tensor, " edge"]:
-    """The ``count`` edges of highest score; of equal ones, the first."""
+    """The ``count`` edges of highest score; among equal ones, the first."""
     chosen = torch.zeros(len(scores), dtype=torch.bool)
     chosen[scores.argsort(descending=True, stable=True)[:count].cpu()] = True
     return chosen
@@ -211,7 +209,7 @@ def top(scores: Float[Tensor, " edge"], count: int) -> Bool[Tensor, " edge"]:
 
 @dataclass(frozen=True)
 class Completeness:
-    """Of a circuit C in the model M, for random halves K of it (arXiv 2211.00593)."""
+    """Gaps between a circuit C and the model M without random halves K of C (arXiv 2211.00593)."""
 
     without: float  # f(M without C): 0 if nothing else computes what C does
     mean_gap: float  # mean over K of |f(M without K) - f(C without K)|
@@ -219,23 +217,20 @@ class Completeness:
 
 
 class TiedCircuits:
-    """Circuits of tied edges, and their faithfulness."""
-
     def __init__(self, effects: EdgeEffects) -> None:
         self._effects = effects
         self._index, self._n = effects.graph.tied_index, len(effects.graph.tied_edges)
 
     def faithfulness(self, circuit: Bool[Tensor, " tied"]) -> float:
-        """The faithfulness of some tied edges."""
         # Index -1, where there is no edge, reads the last entry.
         unrolled = torch.cat([circuit, torch.zeros(1, dtype=torch.bool)])[self._index]
         return self._effects.faithfulness(unrolled)
 
     def pruned(self, threshold: float) -> Bool[Tensor, " tied"]:
-        """Greedy pruning of the edges in turn, from the readout back.
+        """Greedy pruning of the edges in turn, from the readout backwards.
 
         An edge is removed if that changes faithfulness by less than the threshold (ACDC, arXiv
-        2304.14997, with the metric in place of a divergence).
+        2304.14997, with the metric instead of a divergence).
         """
         graph = self._effects.graph
         # Tied edges in the order of the last stage at which each is read.

@@ -1,6 +1,6 @@
-r"""Runs in which every receiver has a residual stream of its own, and path patching with them.
+r"""Runs with a residual stream for each receiver, and path patching with them.
 
-Receiver r sees of sender s
+Of sender s, receiver r sees
 
 .. math:: \text{seen}_{s \to r} = v_s + w_{s r} (d_s - v_s)
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 class EdgeRuns:
-    """Runs of a model on some inputs, with weights on the edges of its graph."""
-
     def __init__(self, model: LoopedTransformer, graph: UnrolledGraph, inputs: Tensor) -> None:
         self.model, self.graph = model, graph
         bound = model.bind(inputs)
@@ -54,8 +52,8 @@ class EdgeRuns:
     ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
         """Logits of a run, and the output of every sender.
 
-        At weight 1, receivers see the values in place of (or ``added`` to) the senders' outputs;
-        without weights it is the model's own run. ``embedding`` replaces that of the inputs.
+        At weight 1, receivers see ``values`` instead of the senders' outputs (or ``added`` to
+        them). Without weights it is the model's own run. ``embedding`` replaces that of the inputs.
         """
         run = _Run(self.graph, weights, values, added=added)
         config, model = self.model.config, self.model
@@ -120,8 +118,6 @@ def _read(
 
 
 class _KeepZ(Tap):
-    """Keeps the outputs z of heads."""
-
     z: Float[Tensor, "batch pos head d_head"]
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
@@ -133,9 +129,9 @@ class _KeepZ(Tap):
 class _Run:
     """The streams of a run, ``[row, batch, pos, d_model]``, and the row of each receiver.
 
-    Rows are in the order of their last reading; those that nobody will read again are dropped, so
-    that row k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are
-    those of the senders so far.
+    Rows are in the order of their last reading; rows that are no longer needed are dropped, so row
+    k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of
+    the senders so far.
     """
 
     def __init__(
@@ -163,7 +159,6 @@ class _Run:
         self._dropped = 0
 
     def row(self, reader: int, slot: str = "") -> int:
-        """The row of the streams that a receiver reads."""
         row = self._row.get((reader, slot))
         return (self._row[reader, ""] if row is None else row) - self._dropped
 
@@ -183,7 +178,7 @@ class _Run:
         return h, None if e is None else self.alive(e)
 
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
-        """The sum of the next senders' outputs as each stream sees them."""
+        """Sum of the next senders' outputs as each stream sees them."""
         first = len(self.outputs)
         self.outputs += outputs
         values = torch.stack(outputs)  # [sender, batch, pos, d_model]
@@ -221,7 +216,6 @@ def graph_of_pairs(
     split: bool,
     scored: Tensor | None = None,
 ) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
-    """The graph of the runs of base and source, their inputs, and the positions to score."""
     base, source, n_loops, scored = given_pairs(
         model, base, source, n_loops, scored, component="resid_pre"
     )
@@ -258,12 +252,12 @@ def path_patching(
     r"""Logits of the base's run in which receivers see the senders' outputs of the source's run.
 
     A path from a sender s to a receiver r is the residual stream, over all loops between them: r
-    is computed again with
+    is recomputed with
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
     and its other inputs as in the base's run; components after r run on. Components ``through``
-    see s too, and only receivers and one another see their new output. For the direct effect of r
+    see s too; only receivers and one another see their new output. For the direct effect of r
     on the logits, go *through* r to ``readout``.
 
     Args:
@@ -274,11 +268,11 @@ def path_patching(
             ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops, ``"block.0.carry"``.
         receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is a head's queries.
         through: Components between them.
-        neurons: Groups of neurons by name, as :class:`UnrolledGraph` takes them.
+        neurons: Groups of neurons by name, as in :class:`UnrolledGraph`.
         n_loops: Loops of the run; T(n) by default, required for inputs alone.
 
     Raises:
-        InputError: Unknown names or an impossible order of components, or a model with gates.
+        InputError: If the order of components is impossible, or the model has gates.
 
     Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 

@@ -1,4 +1,4 @@
-"""Edges of a looped model: their effects, and the circuits that they form."""
+"""Edges of a looped model: their effects, and circuits made of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EdgeStudy(Result, kind="edges"):
     """The result of :func:`edge_study`.
 
     Effects are shares of the change of the metric from base to source, NaN where there is no edge.
-    The scores ``magnitude`` and ``random`` are controls, on scales of their own. Lag 2 stands for
+    The scores ``magnitude`` and ``random`` are controls with their own scales. Lag 2 stands for
     all larger ones.
 
     Arrays:
@@ -57,7 +57,7 @@ class EdgeStudy(Result, kind="edges"):
         size: Mean absolute effect over examples.
         tied_effect: Effect of each tied edge, at all loops at once, or summed over loops.
         tied_size: Mean absolute effect of each tied edge.
-        faithfulness: Of the edges of highest score, in either graph, at MIB's shares of the edges.
+        faithfulness: Faithfulness of the edges of highest score, in either graph, at MIB's shares.
         curve: Faithfulness of that many tied edges of highest score.
         pruned: 1 for tied edges that greedy pruning keeps, 0 for others.
         minimality: Loss of faithfulness without each edge that is kept.
@@ -165,25 +165,25 @@ def edge_study(
 
     Effects are those of :mod:`~loopinterp.edges.edge_effects`: ``exact`` by a run (for tied edges
     at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``)
-    and random scores are controls. Circuits are those of the edges of highest score, and of the
-    tied edges that greedy pruning keeps.
+    and random scores are controls. Circuits are the edges of highest score, and the tied edges that
+    greedy pruning keeps.
 
     Args:
-        model, base, source, n_loops, neurons: As of :func:`path_patching`.
-        split: Whether queries, keys and values are receivers of their own.
+        model, base, source, n_loops, neurons: As for :func:`path_patching`.
+        split: Whether queries, keys and values are separate receivers.
         n_steps: Points of each path.
-        unrolled_exact: Whether each edge of the unrolled graph is run too: many runs.
+        unrolled_exact: Whether to run each edge of the unrolled graph too (many runs).
         rank_by: Edges are chosen by mean absolute effect over examples (``size``), or by the
             absolute value of the mean (``effect``), as published.
-        threshold: The change of faithfulness below which pruning removes an edge.
+        threshold: Pruning removes an edge if faithfulness changes by less than this.
         curve_points: Most numbers of tied edges at which faithfulness is measured.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
             inputs alone.
-        metric: From logits to one number for each example ``[batch]``; by default the logit of the
+        metric: Maps logits to one number for each example ``[batch]``; by default the logit of the
             source's answer less that of the base's.
 
     Raises:
-        InputError: A model with gates, or equal answers of base and source.
+        InputError: If the model has gates, or base and source have equal answers.
 
     Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
 
@@ -257,9 +257,6 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
     (:func:`.wiping_edges`) have effects, but no part in the program: the truth ``program`` leaves
     them out, ``program, wiping wrong`` counts them as wrong, ``program or wiping`` as true. An edge
     of the unrolled graph is true if its tied edge is.
-
-    Raises:
-        InputError: The circuit of another model.
     """
     import pandas as pd
 
@@ -291,7 +288,7 @@ def _scores(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Effects of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
 
-    Exact ones of single edges are NaN unless asked for.
+    Exact effects of unrolled edges are NaN unless ``unrolled_exact``.
     """
     unrolled, tied = [], []
     for name in names:

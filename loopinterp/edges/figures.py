@@ -1,4 +1,4 @@
-"""Figures and findings of a study of edges, and its circuit as a graph."""
+"""Figures and findings of an edge study, and its circuit as a graph."""
 
 from __future__ import annotations
 
@@ -100,9 +100,6 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
 
     Args:
         edges: Sender, receiver and lag of each; by default those that pruning kept.
-
-    Raises:
-        InputError: An edge that is not in the study.
     """
     best = _best(result)
     table = result.to_dataframe()

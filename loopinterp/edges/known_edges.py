@@ -1,10 +1,10 @@
 """True edges of compiled models, scores of edges against them, and edges as a `Circuit`.
 
 A compiled model's `Circuit` has edges between components and features. Here each writer and reader
-of a feature are the ends of an edge, with the lag of its tied edge: 1 through a variable, else 0.
+of a feature make an edge, with the lag of its tied edge: 1 through a variable, else 0.
 
-A component's output stays in the stream for all later readers of its direction, also after another
-component has wiped it. These edges of *wiping* have effects, in pairs that cancel, and no part in
+A component's output stays in the stream for all later readers of its direction, even after another
+component has wiped it. These edges of *wiping* have effects, which cancel in pairs, and no part in
 the program.
 """
 
@@ -33,6 +33,7 @@ from loopinterp.edges.unrolled_graph import (
     LATER,
     READOUT,
     TiedEdge,
+    UnrolledGraph,
     without_slot,
 )
 
@@ -47,7 +48,7 @@ _SECTIONS = {"prelude": 0, "block": 1, "coda": 2}
 def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
     """The edges that carry a program's values between components.
 
-    Readers of positions alone, or of a constant initial value of a variable, are left out: no
+    Readers of positions alone, or of a constant initial value of a variable, are left out, as no
     interchange of inputs of one length has an effect there.
 
     Args:
@@ -77,11 +78,11 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
 
 
 def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
-    """The edges of wiping: of a wiped feature's writer, and of the neurons that wipe it.
+    """The edges of wiping: from a wiped feature's writer, and from the neurons that wipe it.
 
     Scratch is wiped by the layer that reads it last, variables by the block's last layer. All later
     readers of the direction see both. Arguments are those of :func:`program_edges`, whose edges are
-    not among them.
+    left out here.
     """
     wires = _Wires(known, neurons=neurons)
     writes, reads = [*wires.writes, *wires.wipes], [*wires.reads, *((f, w) for w, f in wires.wipes)]
@@ -101,10 +102,11 @@ def as_circuit(
 
     An edge within a loop carries a scratch feature of its sender; an edge to a later loop, or out
     of the loop, a variable. Edges over two loops or more become edges to the next one. The circuit
-    has no directions, and its selectors no meaning.
+    has no directions, and its selectors mean nothing. An end may be the name of a hook:
+    ``blocks.0.attn.hook_z`` is each head of that layer.
 
     Raises:
-        InputError: An end that is no component, or a lag other than 0, 1 or 2.
+        InputError: If an end is no component, or a lag is not 0, 1 or 2.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -117,8 +119,7 @@ def as_circuit(
     carried: dict[tuple[str, bool], FeatureNode] = {}
     links: dict[tuple[str, str], None] = {}
     nodes: dict[str, tuple[str, int, list[str]]] = {}
-    for sender, slotted, lag in edges:
-        receiver = without_slot(slotted)
+    for sender, receiver, lag in _between_components(edges, config):
         for end in {sender, receiver} - {INPUT, READOUT}:
             nodes[end] = _parsed(end)
         if lag not in LAGS:
@@ -155,6 +156,21 @@ def as_circuit(
         edges=tuple(links),
         directions={f.id: none for f in features},
     )
+
+
+def _between_components(
+    edges: Iterable[TiedEdge], config: LoopedTransformerConfig
+) -> Iterator[TiedEdge]:
+    """The edges without slots, those between hooks as one between each of their components."""
+    graph = UnrolledGraph(config, 1)
+    for sender, receiver, lag in edges:
+        senders, receivers = [sender], [without_slot(receiver)]
+        if "hook_" in sender:
+            senders = [graph.senders[k].tied for k in graph.senders_named(sender, "edges")]
+        if "hook_" in receiver:
+            numbers = graph.receivers_named(receiver, "edges")
+            receivers = [graph.readers[graph.receivers[k][0]].tied for k in numbers]
+        yield from product(senders, receivers, [lag])
 
 
 def recovery(
@@ -255,7 +271,6 @@ class _Wires:
         ]
 
     def overlap(self, f: FeatureNode, g: FeatureNode) -> bool:
-        """Whether readers of g see f."""
         if f.id == g.id:
             return True
         # Share of each direction of f that each direction of g reads, [of g, of f].

@@ -29,6 +29,17 @@ LAGS = (0, 1, LATER)
 TIED, UNROLLED = "tied", "unrolled"
 """The two graphs of a run."""
 
+_WRITES = {
+    "head": ("attn.hook_z", "attn.hook_result", "hook_attn_out"),
+    "mlp": ("mlp.hook_post", "hook_mlp_out"),
+    INPUT: ("hook_embed",),
+}
+"""The hooks at which a sender's output is seen, by its kind."""
+
+_READS = {"head": ("hook_attn_in", "attn.hook_z"), "mlp": ("hook_mlp_in", "mlp.hook_pre")}
+_SLOT_HOOKS = {slot: (f"attn.hook_{slot}", f"hook_{slot}_input") for slot in SLOTS}
+"""The hooks at which a receiver's input is seen."""
+
 TiedEdge = tuple[str, str, int]
 """Sender, receiver and lag."""
 
@@ -50,6 +61,16 @@ class Component:
         """Its name in the run, prefixed by the loop: ``3:block.0.head.1``."""
         return self.tied if self.loop is None else f"{self.loop}:{self.tied}"
 
+    def hooks(self, of_kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """Names of the activations that it stands for: here, and (bare) in every layer."""
+        kind = self.tied if not self.section else "mlp" if self.head is None else "head"
+        number = (self.stage - 1) // 2  # of its layer in the run
+        places = [f"blocks.{number}.", f"{self.section}.{self.layer}.", ""]
+        if self.section == "block":
+            places[1] = f"loops.{self.loop}.blocks.{self.layer}."
+        for hook in of_kinds.get(kind, ()):
+            yield from (f"{place}{hook}" for place in (places if self.section else [""]))
+
 
 class UnrolledGraph(ShortRepr):
     """Senders and receivers of a run, and the edges between them.
@@ -60,12 +81,12 @@ class UnrolledGraph(ShortRepr):
     one, 2 for all later ones; into coda and readout, counted from the last loop.
 
     Args:
-        neurons: Groups of neurons that are components, with names like ``block.0.carry``; the
-            other neurons of that MLP stay together.
-        split: Whether queries, keys and values are receivers of their own, ``0:block.0.head.1.q``.
+        neurons: Groups of neurons that are components, named like ``block.0.carry``; the other
+            neurons of that MLP form one component.
+        split: Whether queries, keys and values are separate receivers, ``0:block.0.head.1.q``.
 
     Raises:
-        InputError: A group's name of another form, or neurons in two groups.
+        InputError: If a group's name has another form, or neurons are in two groups.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -111,15 +132,20 @@ class UnrolledGraph(ShortRepr):
         )
 
     def senders_named(self, names: str | Iterable[str], what: str = "senders") -> list[int]:
-        """The numbers of senders; a name without a loop stands for all loops."""
-        return _numbers_of(what, names, [(s.name, s.tied) for s in self.senders])
+        """Numbers of senders; a name without a loop stands for all loops.
+
+        Hook names count too: ``loops.1.blocks.0.attn.hook_z`` is all heads of that layer.
+        """
+        return _numbers_of(what, names, [(s.name, s.tied, *s.hooks(_WRITES)) for s in self.senders])
 
     def receivers_named(self, names: str | Iterable[str], what: str = "receivers") -> list[int]:
-        """The numbers of receivers; a name without loop or slot stands for all of them."""
+        """Numbers of receivers; a name without loop or slot stands for all of them."""
         aliases = []
         for k, slot in self.receivers:
-            both = (self.readers[k].name, self.readers[k].tied)
-            aliases.append((*both, *(_with_slot(name, slot) for name in both)))
+            reader = self.readers[k]
+            both = (reader.name, reader.tied)
+            hooks = {**_READS, "head": (*_READS["head"], *_SLOT_HOOKS.get(slot, ()))}
+            aliases.append((*both, *(_with_slot(n, slot) for n in both), *reader.hooks(hooks)))
         return _numbers_of(what, names, aliases)
 
     def stages(self) -> Iterator[list[int]]:
@@ -140,7 +166,7 @@ class UnrolledGraph(ShortRepr):
 
     @cached_property
     def tied_index(self) -> Int[Tensor, "sender receiver"]:
-        """The number of each edge's tied one; -1 where there is no edge."""
+        """The number of each edge's tied edge; -1 where there is no edge."""
         return self._tied[1]
 
     @cached_property
@@ -159,7 +185,6 @@ class UnrolledGraph(ShortRepr):
 
 
 def without_slot(receiver: str) -> str:
-    """The component of a receiver."""
     name, _, slot = receiver.rpartition(".")
     return name if name and slot in SLOTS else receiver
 
@@ -171,7 +196,7 @@ def _with_slot(name: str, slot: str) -> str:
 def _numbers_of(
     what: str, names: str | Iterable[str], aliases: Sequence[tuple[str, ...]]
 ) -> list[int]:
-    """The numbers of everything that goes by one of the names; an InputError if nothing does."""
+    """The numbers of everything with one of these names; an InputError if there is none."""
     numbers: set[int] = set()
     for name in [names] if isinstance(names, str) else names:
         matches = {k for k, known in enumerate(aliases) if name in known}

@@ -1,4 +1,4 @@
-"""Palette, template, axes in a grid, and what is drawn on them."""
+"""Palette, template, grids of axes, and what is drawn on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SCALES: dict[str, str | list[tuple[float, str]]] = {
         (1.0, "rgba(61,104,234,1)"),
     ],
 }
-"""Colour scales of heat maps; 0 of ``mass`` is the page's colour, text is legible on ``faint``."""
+"""Colour scales of heat maps; 0 of ``mass`` is nearly clear, text is legible on ``faint``."""
 
 
 def colour(index: int) -> str:
@@ -57,7 +57,7 @@ def colour(index: int) -> str:
 
 
 def ramp(n: int) -> list[str]:
-    """``n`` ordered colours (of lengths or loops), from blue to ochre."""
+    """``n`` ordered colours (for lengths or loops), from blue to ochre."""
     stops = np.array([hex_to_rgb(PALETTE[k]) for k in ("blue", "magenta", "red", "ochre")], float)
     at = np.linspace(0, len(stops) - 1, n) if n > 1 else np.zeros(n)  # places between the stops
     mixed = [np.array([np.interp(a, range(len(stops)), stops[:, k]) for k in range(3)]) for a in at]
@@ -105,9 +105,9 @@ class Series(ShortRepr):
     Attributes:
         name: The legend entry; series of one name share it.
         x: Numbers, or names of categories.
-        y: NaN leaves a gap.
-        low: Lower ends of the intervals, in units of ``y``; ``high`` likewise.
-        control: Drawn grey and dashed.
+        y: Values; NaN leaves a gap.
+        low: Lower ends of the intervals; ``high`` upper ones.
+        control: Whether it is drawn grey and dashed.
         colour: A name in :data:`PALETTE` or any CSS colour; by default the next of the palette.
         markers: Whether points are marked; by default up to 40 points.
     """
@@ -173,7 +173,7 @@ class Reference:
 def panel_figure(
     titles: Sequence[str], columns: int, *, panel_height: int, square: bool = False
 ) -> go.Figure:
-    """Empty axes in a grid; the report reads ``layout.meta`` to lay them out for its width."""
+    """Empty axes in a grid; ``layout.meta`` lets the report adapt the grid to its width."""
     if not titles:
         raise InputError("panels", expected="at least one", given="none", fix="Give one.")
     columns = min(columns, len(titles))
@@ -212,7 +212,7 @@ def panel_figure(
 
 
 class Style(NamedTuple):
-    """How one series is drawn; ``repeat`` counts the series of its colour before it."""
+    """How one series is drawn; ``repeat`` counts earlier series of its colour."""
 
     colour: str
     place: int
@@ -220,7 +220,7 @@ class Style(NamedTuple):
 
 
 def styles(series: Iterable[Series]) -> dict[tuple[str, bool], Style]:
-    """The style of each (name, control): no two of twelve have colour, marker and dash alike."""
+    """The style of each (name, control); twelve series differ in colour, marker or dash."""
     given: dict[tuple[str, bool], Style] = {}
     for one in series:
         key = (one.name, one.control)
@@ -272,7 +272,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, style: Style, *, legen
 
 
 def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) -> None:
-    """Draw references, but for values of 0 and below on a logarithmic axis."""
+    """Draw references; a logarithmic axis skips values of 0 and below."""
     name = suffix(panel)
     is_log = {axis: figure.layout[f"{axis}axis{name}"]["type"] == "log" for axis in "xy"}
     marks = [mark for mark in marks if mark.value > 0 or not is_log[mark.axis]]
@@ -332,7 +332,6 @@ def axis_range(
 
 
 def axis_title(axis: Hashable) -> str:
-    """The name of a result's axis in words."""
     return {"pos": "position", "batch": "example"}.get(str(axis), str(axis).replace("_", " "))
 
 

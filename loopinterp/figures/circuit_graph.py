@@ -1,6 +1,6 @@
 """A circuit as a graph, drawn in a notebook, in a page, or as an SVG file.
 
-Every node can be reached by keyboard. Text of saved files is escaped.
+Every node can be reached by keyboard. Text from saved files is escaped.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
-"""Pixels of a drawing: beside the code, in a whole card, and on a phone."""
+"""Widths of a drawing in pixels: beside the code, in a whole card, and on a phone."""
 
 
 @dataclass(frozen=True, repr=False)
 class CircuitGraph(GraphParts):
-    """Nodes and edges of a circuit; a node of the loop stands for one in every loop.
+    """Nodes (at most :data:`MOST_NODES`) and edges of a circuit.
 
-    Raises:
-        InputError: Duplicate ids, edges without nodes, an unknown kind, section, role or lag, an
-            effect that is not finite, or more than :data:`MOST_NODES` nodes.
+    A node of the loop stands for one in every loop.
 
     Example:
         >>> from loopinterp.figures import GraphEdge, GraphNode
@@ -91,9 +89,9 @@ class CircuitGraph(GraphParts):
             raise InputError(f"{what} of a circuit graph", expected=expected, given=actual, fix=fix)
 
     def with_facts(self, facts: Mapping[str, Sequence[tuple[str, str]]]) -> Self:
-        """The same graph with further facts about its nodes.
+        """The graph with further facts about its nodes.
 
-        Keys are a node's id, label or first name; of a variable ``title.label``, as variables of
+        Keys are a node's id, label or first name; for a variable ``title.label``, as variables of
         several programs may share a name.
         """
         nodes = []
@@ -111,7 +109,7 @@ class CircuitGraph(GraphParts):
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read the output of :meth:`to_dict`; a CheckpointError if it is something else."""
+        """Read the output of :meth:`to_dict`; else a CheckpointError."""
         try:
             nodes = []
             for node in saved["nodes"]:
@@ -139,7 +137,7 @@ class CircuitGraph(GraphParts):
 
         Args:
             n_loops: Loops side by side; 0 for one block with arrows from its end to its start.
-            width: In pixels.
+            width: Width in pixels.
         """
         layout = unfolded(self, n_loops, width) if n_loops else folded(self, width)
         return svg_of(self, layout, standalone=True)
@@ -160,7 +158,7 @@ class CircuitGraph(GraphParts):
         return template.format(style, fragment(self), script)
 
     def show(self) -> None:
-        """Show the graph below the notebook cell, or else in a browser."""
+        """Show the graph below the notebook cell, or in a browser."""
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             from IPython.display import HTML, display
 
@@ -223,7 +221,7 @@ def _edge(graph: CircuitGraph, route: Route, largest: float) -> tuple[str, float
 
 
 def _kind(node: GraphNode | None, name: str) -> str:
-    """The kind of a node, or of the unfolded drawing's box for a whole section."""
+    """The kind of a node, or of the box that stands for a whole section."""
     return node.kind if node else "neurons" if name == "prelude" else "readout"
 
 
@@ -261,7 +259,7 @@ def fragment(graph: CircuitGraph, n_loops: int = 8) -> Markup:
 def security_policy(scripts: Iterable[str]) -> Markup:
     """The ``meta`` element that limits a page to these scripts and to no requests.
 
-    Inline styles are allowed, as Plotly sets them.
+    Inline styles are allowed, because Plotly sets them.
 
     Example:
         >>> "script-src 'sha256-" in security_policy(["1"])
@@ -288,7 +286,7 @@ def script_json(text: str) -> Markup:
 
 
 def figure_markup(text: str) -> str:
-    """Text of a figure, or its JSON, with all tags escaped that we do not use ourselves.
+    """Text of a figure, or its JSON, with all tags escaped but our own.
 
     Example:
         >>> figure_markup("<b>loop</b> <a href='x'>")
@@ -299,7 +297,7 @@ def figure_markup(text: str) -> str:
 
 
 def visible_controls(text: str) -> str:
-    """A text whose direction-changing characters are written out.
+    """A text with its direction-changing characters written out.
 
     Example:
         >>> visible_controls("a\\u202eb")

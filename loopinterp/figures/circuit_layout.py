@@ -2,9 +2,8 @@
 
 Folded, it is a layered drawing of one block. An edge across several ranks has a place in each, so
 that it passes behind no box; edges to the next loop go around the right side, back to the top.
-
-Unfolded, each loop is a column and each node a row, with nodes of a column in the order of
-computation, so that every edge leads to the right.
+Unfolded, each loop is a column and each node a row. Nodes of a column are in the order of
+computation, so every edge leads to the right.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0  # between ranks, channels, and edges
 
 @dataclass(frozen=True)
 class Place:
-    """A node in the drawing: the middle of its box, its size, and the lines written in it."""
-
     node: str
     x: float
     y: float
@@ -39,7 +36,6 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Its name in :meth:`GraphParts.unfolded`."""
         return self.node if self.loop is None else f"{self.loop}:{self.node}"
 
 
@@ -57,8 +53,6 @@ class Route:
 
 @dataclass(frozen=True)
 class Band:
-    """The area of a section or of one loop, with its name."""
-
     name: str
     x: float
     y: float
@@ -69,8 +63,6 @@ class Band:
 
 @dataclass(frozen=True)
 class Label:
-    """The text on the left of a row."""
-
     node: str
     x: float
     y: float
@@ -79,8 +71,6 @@ class Label:
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole drawing."""
-
     width: float
     height: float
     places: list[Place]
@@ -91,7 +81,7 @@ class Layout:
 
 
 def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
-    """A node's label in at most ``most`` lines of ``letters``, cut off where it is longer."""
+    """A node's label in at most ``most`` lines of ``letters``; the rest is cut off."""
     lines = textwrap.wrap(node.label, letters, break_long_words=True) or [node.id[:letters]]
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: letters - 1].rstrip()}…"]
@@ -104,8 +94,6 @@ def folded(graph: GraphParts, width: float) -> Layout:
 
 
 class _Folded:
-    """The layered drawing: ranks, order, places, routes."""
-
     def __init__(self, graph: GraphParts, width: float) -> None:
         self.graph, self.width, self.nodes = graph, width, graph.by_id
         self.back, self.targets = set[int](), defaultdict[str, list[str]](list)
@@ -148,11 +136,10 @@ class _Folded:
         }
 
     def _passing(self, r: int) -> list[str]:
-        """Sources of edges that pass a rank."""
         return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
 
     def _split(self) -> bool:
-        """Split the first rank that is too wide; whether there was one."""
+        """Split the first rank that is too wide; return whether there was one."""
         for r, rank in enumerate(self.ranks):
             passing = len(self._passing(r)) * _HOLD
             needed = sum(self.size[n][0] + _GAP for n in rank) + passing
@@ -205,7 +192,7 @@ class _Folded:
     def _packed(
         self, r: int, row: Sequence[str], goals: Sequence[float]
     ) -> dict[tuple[int, str], float]:
-        """Places in this order, as near to the goals as there is room."""
+        """Places in this order, as near to the goals as possible."""
         from scipy.optimize import isotonic_regression
 
         boxes = set(self.ranks[r])
@@ -224,7 +211,6 @@ class _Folded:
         return {(r, item): f + o for item, f, o in zip(row, free, offsets)}
 
     def layout(self) -> Layout:
-        """The drawing: bands around the ranks, boxes in them, routes between the boxes."""
         bands = self._stack()
         self.places = {}
         for r, rank in enumerate(self.ranks):
@@ -300,7 +286,7 @@ class _Folded:
         return routes
 
     def _around(self, name: str, tip: tuple[float, float], to: int) -> str:
-        """Down, to the right, up, and back to the top of the node that the next loop reads."""
+        """The path down, right, up, and back to the top of the node that the next loop reads."""
         source, lane, r = self.places[name], self.lane[name], self.rank_of[name]
         x = self.width - self.right + _LANE * (lane + 0.5)
         # Lanes share the room between the boxes.

@@ -14,7 +14,7 @@ SECTIONS = ("input", "prelude", "loop", "readout")
 """Where a node is; a node of the loop occurs once in every loop."""
 
 MOST_NODES = 400
-"""Nodes of the largest graph that is drawn."""
+"""Most nodes of a graph that is drawn."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +26,7 @@ class GraphNode(ShortRepr):
         kind: One of :data:`KINDS`.
         label: A few words or a line of code.
         section: One of :data:`SECTIONS`.
-        stage: Nodes of a section are computed in the order of their stages.
+        stage: Order of computation within the section.
         note: Its place in the model, in a few words.
         names: Words of the program's code that refer to it.
         facts: Headings and texts about it.
@@ -65,7 +65,7 @@ class GraphParts(ShortRepr):
 
     Attributes:
         title: The circuit's name.
-        edges: Into a variable that the loop writes they have lag 1.
+        edges: The edges; into a variable that the loop writes they have lag 1.
         code: The program as text, or "".
     """
 
@@ -76,14 +76,13 @@ class GraphParts(ShortRepr):
 
     @property
     def by_id(self) -> dict[str, GraphNode]:
-        """The nodes by their ids."""
         return {node.id: node for node in self.nodes}
 
     @checked
     def unfolded(self, n_loops: Loops) -> list[tuple[str, str, int]]:
         """Edges of a run of ``n_loops`` loops: source, target, and the edge's number.
 
-        ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops; nodes outside
+        ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops. Nodes outside
         the loop have no prefix, and read the last loop.
         """
         edges = []
@@ -111,5 +110,4 @@ class GraphParts(ShortRepr):
 
 
 def asset(name: str) -> str:
-    """The text of a file in ``circuit_assets/``."""
     return (Path(__file__).parent / "circuit_assets" / name).read_text(encoding="utf-8")

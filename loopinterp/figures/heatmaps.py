@@ -47,17 +47,14 @@ def heatmap_panels(
         panels: Values [row, column] by title ("" for none), all along the same two axes, whose
             coordinates name rows and columns; NaN stays empty.
         value_title: Title of the colour bar.
-        x_title: Of the columns' axis, by default its name; ``y_title`` likewise of the rows'.
-        scale: ``mass`` and ``faint`` are for shares; ``diverging`` wants a symmetric
+        x_title: Title of the columns' axis, by default its name; ``y_title`` likewise of the rows'.
+        scale: ``mass`` and ``faint`` are for shares; ``diverging`` needs a symmetric
             ``value_range``.
         value_range: Ends of the scale; by default 0 and 1 for shares, else those of the data.
         columns: Panels in a row, by default up to four; the report uses fewer on a phone.
-        y_down: Whether the first row is at the top; by default where rows have names.
+        y_down: Whether the first row is at the top; by default if rows have names.
         overlay: A line over the panel of that title.
-        marks: Named points (column, row), marked on every panel.
-
-    Raises:
-        InputError: No panel, panels of different axes, or an unknown scale.
+        marks: Named points (column, row) on every panel.
     """
     if not panels:
         raise InputError("panels", expected="at least one", given="none", fix="Give one.")
@@ -124,7 +121,7 @@ def category_maps(
 
     Args:
         panels: As for :func:`heatmap_panels`, with numbers of categories from 0 on as values.
-        categories: Category -> its colour, as :class:`Series` takes it.
+        categories: Category -> its colour, as in :class:`Series`.
         options: Further options of :func:`heatmap_panels`.
     """
     figure = heatmap_panels(panels, value_title="category", **options)
@@ -159,7 +156,7 @@ def loop_slider_figure(
     """Square heat maps with a slider over loops, such as attention patterns of all heads.
 
     Args:
-        values: Shares [loop, panel, row, column]; the second axis' coordinates title the panels.
+        values: Shares [loop, panel, row, column]; coordinates of the second axis are the titles.
         value_title: As for :func:`heatmap_panels`, like the other titles.
     """
     if values.ndim != 4:
@@ -198,6 +195,8 @@ def _add_marks(figure: go.Figure, marks: Mapping[str, tuple[float, float]], pane
         text=list(marks),
         mode="markers+text",
         textposition="top center",
+        # A halo, as cells may be as dark as the text.
+        textfont={"color": "black", "shadow": "0 0 2px white, 0 0 2px white, 0 0 4px white"},
         marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
         marker_line_width=1,
         hovertemplate="%{text}<extra></extra>",
@@ -211,7 +210,7 @@ def _is_numeric(names: np.ndarray) -> bool:
 
 
 def _cell_range(at: np.ndarray) -> list[float] | None:
-    """From edge to edge of the cells, where coordinates are evenly spaced numbers."""
+    """From edge to edge of the cells, if coordinates are evenly spaced numbers."""
     steps = np.diff(at) if _is_numeric(at) else np.array([])
     if not steps.size or not np.allclose(steps, steps[0]):
         return None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LinePanel(ShortRepr):
-    """Lines that share one pair of axes; panels are stacked over a shared x-axis."""
+    """Lines on one pair of axes; panels are stacked over a shared x-axis."""
 
     series: Sequence[Series]
     y_title: str
@@ -143,7 +143,7 @@ def bars_with_intervals(
 
 
 def by_head(values: xr.DataArray) -> xr.DataArray:
-    """Values with one axis of named heads in place of the axes layer and head.
+    """Values with one axis of named heads instead of the axes layer and head.
 
     Example:
         >>> import xarray as xr
@@ -188,12 +188,12 @@ def joined(paths: np.ndarray) -> np.ndarray:
 def space_figure(
     lines: Sequence[Series], heights: Mapping[str, np.ndarray], *, titles: Sequence[str]
 ) -> go.Figure:
-    """Lines in three dimensions; a series with ``markers`` is points alone.
+    """Lines in three dimensions; a series with ``markers`` is drawn as points only.
 
     Args:
         lines: The first two coordinates; NaN leaves a gap.
         heights: The third coordinate of each line, by its name.
-        titles: Of the three axes.
+        titles: Titles of the three axes.
     """
     figure, style_of = go.Figure(), styles(lines)
     for line in lines:

@@ -14,10 +14,13 @@ from loopinterp.core.errors import InputError, check_choice
 from loopinterp.figures.circuit_graph import CircuitGraph, figure_markup
 
 _TITLE = 34  # pixels of a title
+_GAP = 12  # pixels between legend and panel titles
 
 
-def titled(plot: go.Figure, title: str) -> go.Figure:
-    """A copy of a figure with a title above its legend, on a white page."""
+def titled(plot: go.Figure | CircuitGraph, title: str) -> go.Figure | CircuitGraph:
+    """A copy of a figure with a title above its legend, on a white page; a graph has its own."""
+    if isinstance(plot, CircuitGraph):
+        return plot
     copy: Any = go.Figure(plot)
     copy.update_layout(paper_bgcolor="white", plot_bgcolor="white")
     if title:
@@ -25,7 +28,9 @@ def titled(plot: go.Figure, title: str) -> go.Figure:
         heading = {"text": f"<b>{figure_markup(title)}</b>", "font": {"size": 16}, "x": 0.01}
         heading |= {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 12}}
         # Placed in the container, the legend takes its room below the title from the plot.
-        legend = {"yref": "container", "y": 1 - _TITLE / height, "yanchor": "top"}
+        legend = {"yref": "container", "y": 1 - (_TITLE - _GAP) / height, "yanchor": "top"}
+        # A clear border is the only room that a legend of several rows leaves to panel titles.
+        legend |= {"borderwidth": _GAP, "bordercolor": "rgba(0, 0, 0, 0)"}
         margin = (copy.layout.margin.t or 44) + _TITLE
         copy.update_layout(title=heading, legend=legend, height=height, margin_t=margin)
     return copy
@@ -39,16 +44,16 @@ def save_figure(
     title: str = "",
     width: Annotated[int, Field(ge=240)] = 800,
 ) -> Path:
-    """Write a figure as a file, by the ending of its name: html, svg, png or pdf.
+    """Write a figure as html, svg, png or pdf, by the ending of its name.
 
     Args:
         plot: A Plotly figure, or the graph of a circuit (html or svg).
         path: The file.
         title: Written above the figure; a graph has its own.
-        width: In pixels, of pictures.
+        width: Width of pictures in pixels.
 
     Raises:
-        InputError: Another ending, or a picture of a Plotly figure without kaleido.
+        InputError: For another ending, or a picture of a Plotly figure without kaleido.
 
     Example:
         >>> from loopinterp.figures import Series, line_figure
@@ -63,7 +68,7 @@ def save_figure(
         text = plot.to_html() if kind == ".html" else plot.to_svg(width=float(width))
         path.write_text(text, encoding="utf-8")
         return path
-    figure = titled(plot, title)
+    figure: Any = titled(plot, title)
     if kind == ".html":
         figure.write_html(path, include_plotlyjs=True)
         return path

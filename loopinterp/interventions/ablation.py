@@ -1,4 +1,4 @@
-"""Ablation over loops, layers, heads and positions: what a model answers without a part of it."""
+"""Ablation over loops, layers, heads and positions: the answers without a part of the model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NEEDED, IDLE = "needed", "idle"
 Role = Literal["information", "constant", "needed", "idle", "unclear"]
 
 LINE = 0.01
-"""Share of examples whose answers must surely change for a part to be needed."""
+"""A part is needed if at least this share of examples surely change their answers without it."""
 
 Kind = Literal["zero", "mean", "resample"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -60,21 +60,20 @@ MeanOver = Literal["position", "token", "all"]
 class AblationStudy(Result, kind="ablation"):
     """The result of :func:`ablation_study`.
 
-    The axis ``part`` names heads as ``head LAYER.HEAD``; ``when`` is the loops ("all loops",
-    "loop 2", "from loop 2", "up to loop 2"); ``pos`` has length 1 unless positions were ablated
-    one by one. Intervals are over examples.
+    ``part`` names heads ``head LAYER.HEAD``. ``when`` names the loops ("all loops", "loop 2", "from
+    loop 2", "up to loop 2"). ``pos`` has length 1 unless positions were ablated one by one.
+    Intervals are over examples.
 
     Arrays:
-        exact_match: Share of examples with every asked answer right, with the part ablated.
-        agreement: Share of examples whose asked answers are all those of the clean run.
+        exact_match: Share of examples with every asked answer right, without the part.
+        agreement: Share of examples whose asked answers all equal those of the clean run.
         margin: Logit of the right answer less the largest other, mean over the asked answers.
-        control_exact_match: The same, with noise of equal norm in the part; likewise for the other
-            measures.
-        reference_exact_match: The same of the clean run; likewise for the other measures.
+        control_exact_match: Control: the same under noise of equal norm; likewise the others.
+        reference_exact_match: The same in the clean run; likewise the others.
 
     Attributes:
         spans: First and last loop of each entry of ``when``.
-        mean_over: Means are over "position", "token" or "all".
+        mean_over: What means are over: "position", "token" or "all".
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -93,10 +92,11 @@ class AblationStudy(Result, kind="ablation"):
     def judged(self) -> pd.DataFrame:
         """Whether each part is needed, by kind of ablation, at the widest span of loops.
 
-        With the share of examples whose answers change (1 - agreement), at the position where it is
-        largest: ``needed`` if its 95% interval begins at :data:`LINE` or above, ``idle`` if it is
-        0, else ``unclear``. Noise does not enter, as a fragile model changes as many answers under
-        noise even where it needs the part. ``specific``: noise surely changes fewer answers.
+        The measure is the share of examples whose answers change (1 - agreement), at the position
+        with the largest share. The part is ``needed`` if the 95% interval begins at :data:`LINE` or
+        above, ``idle`` if the share is 0, else ``unclear``. It is ``specific`` if noise surely
+        changes fewer answers. Noise does not decide the need, because in a fragile model it changes
+        as many answers.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
@@ -122,9 +122,9 @@ class AblationStudy(Result, kind="ablation"):
     def roles(self) -> dict[str, Role]:
         """The role of each part, by all kinds of ablation together.
 
-        - ``information``: needed under ``resample`` (or, without it, the mean): the answers depend
-          on the part's input, as the value put in occurs in some clean run;
-        - ``constant``: idle there and needed under another kind: only its constant part matters;
+        - ``information``: needed under ``resample`` (or, without it, the mean), whose values
+          occur in clean runs: the answers depend on the part's input;
+        - ``constant``: idle there and needed under another kind: only its constant value matters;
         - ``needed``: needed where it is set to zero, the only kind;
         - ``idle``: no kind changes any answer;
         - ``unclear``: anything else.
@@ -161,7 +161,7 @@ def ablation_study(
     kinds: Annotated[Sequence[Kind], Field(min_length=1)] = KINDS,
     when: Annotated[Sequence[When], Field(min_length=1)] = ("all", "one"),
     loops: Index = None,
-    positions: Literal["each"] | None = None,
+    positions: Literal["all", "each"] | None = None,
     mean_over: MeanOver = "position",
     n: int | None = None,
     batch_size: int | None = None,
@@ -174,28 +174,28 @@ def ablation_study(
     .. math::
         x' = 0, \qquad x' = \bar x_{t,p}, \qquad x' = x_{t,p}(\text{another example})
 
-    (``zero``, ``mean``, ``resample``), with the mean and the other example of the clean run at the
-    same loop t. The control of each is noise of equal norm: ``x + r`` with a random r as long as
+    (``zero``, ``mean``, ``resample``), where mean and other example are of the clean run at the
+    same loop t. The control is noise of equal norm: ``x + r`` with a random r as long as
     ``x' - x``, at each position and head.
 
     Args:
-        model: A ``LoopedTransformer``, or an adapter. Layers around its loop are not ablated.
+        model: A ``LoopedTransformer``, or an adapter. Layers outside its loop are not ablated.
         data: A batch, or a task to draw one from. Each example is read after its own T(n).
-        components: Hook points inside a layer: those of heads (``z``, ``q`` …) head by head, those
-            of the stream (``attn_out``, ``mlp_out``) and of the MLP (``post``) as a whole.
-        neurons: Groups of neurons of each layer's MLP by name, ablated in ``mlp.hook_post``.
-        together: Ablate all of these parts at once too.
+        components: Hook points inside a layer: heads' (``z``, ``q`` …) head by head, the stream's
+            (``attn_out``, ``mlp_out``) and the MLP's (``post``) as a whole.
+        neurons: Named groups of neurons of each layer's MLP, ablated in ``mlp.hook_post``.
+        together: Whether to ablate all of these parts at once too.
         kinds: Some of ``zero``, ``mean`` and ``resample``.
         when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` and including one.
         loops: The loops that the last three refer to; all by default.
-        positions: None ablates all positions at once, ``"each"`` one at a time.
+        positions: None or ``"all"`` ablates all positions at once, ``"each"`` one at a time.
         mean_over: Means are over the batch, padding included: at the same ``position``, of the same
             input ``token`` at any position, or over ``all`` positions.
         n, batch_size, seed: Length and number (64 by default) of examples to draw; seed of all
             draws.
 
     Raises:
-        InputError: An unknown name, an option without effect, or a model without hooks.
+        InputError: If an option has no effect, or the model has no hooks.
 
     Source: arXiv 2309.16042 and arXiv 2404.15255.
 
@@ -267,7 +267,7 @@ _Changes = dict[_Site, Callable[["Tensor"], "Tensor"]]
 
 
 class _Part(NamedTuple):
-    """Activations that are ablated at once: indices after the position, at each site."""
+    """Activations ablated together: for each site, indices after the position axis."""
 
     name: str
     indices: Mapping[_Site, list[tuple[Any, ...]]]
@@ -280,7 +280,7 @@ def _chosen_parts(
     *,
     together: bool,
 ) -> list[_Part]:
-    """Each head (or layer) of the components, groups of neurons, and all of them."""
+    """Each head (or layer) of the components, each group of neurons, and all together."""
     parts, sizes = [], model.site_map
     for component in components:
         target = patched_component(model, component)
@@ -347,7 +347,7 @@ def _reference_values(
     mean_over: MeanOver,
     generator: torch.Generator,
 ) -> dict[str, dict[_Site, Float[Tensor, "loop batch pos ..."]]]:
-    """The values that are put in, for each kind of ablation and site."""
+    """The values put in, for each kind of ablation and site."""
     # One random cycle through all examples, so that none gets its own activation.
     order = torch.randperm(len(inputs), generator=generator)
     other = torch.empty_like(order)
@@ -377,8 +377,8 @@ class _Runs:
         # Changes that keep what they get, and change nothing.
         record = {site: lambda x, to=to: [x, to.append(x)][0] for site, to in lists.items()}
         states = [self._iteration.h0]
-        for _ in range(int(batch.n_loops.max())):
-            states.append(self._loop(states[-1], record))
+        for loop in range(int(batch.n_loops.max())):
+            states.append(self._loop(states[-1], record, loop))
         self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
         self._is_asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
@@ -400,12 +400,12 @@ class _Runs:
         }
         return {name: x.double().cpu().numpy() for name, x in by_example.items()}
 
-    def _loop(self, h: Tensor, changes: _Changes) -> Tensor:
+    def _loop(self, h: Tensor, changes: _Changes, loop: int) -> Tensor:
         places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = defaultdict(dict)
         for (component, layer), change in changes.items():
             places["block", 0, layer][component] = change
         run = self._iteration
-        return run.advance(h, run.e, run.context, Taps.changing(places))
+        return run.advance(h, run.e, run.context, Taps.changing(places), **run.index(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
         """Logits of each example after its own T(n), after changes at the loops of a span."""
@@ -415,7 +415,7 @@ class _Runs:
         # The state after each example's own T(n), as far as the run has come.
         read = self._states[ends.clamp(max=first), rows.to(ends.device)]
         for loop in range(first, len(self._states) - 1):
-            h = self._loop(h, changes(loop) if changes and loop in span else {})
+            h = self._loop(h, changes(loop) if changes and loop in span else {}, loop)
             read = torch.where((ends > loop)[:, None, None], h, read)
         return self._iteration.readout(read)
 

@@ -1,4 +1,4 @@
-"""Base and source of a patch: pairs of inputs, and the score of a patched run between theirs."""
+"""Base and source of a patch: pairs of inputs, and the score of a patched run between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import HookError, InputError, check_choice, unknown_name
+from loopinterp.core.errors import HookError, InputError, unknown_name
 from loopinterp.models.addresses import resolve_index
 from loopinterp.models.protocol import need_hooks, need_model
 from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.addresses import Index
+    from loopinterp.models.addresses import Address, Index
     from loopinterp.models.run import HookedRun
 
 STATE = "state"
-"""The component that is no hook point: the state after some loops."""
+"""The component that is no hook point: the state between loops."""
 
 LOOP = "loop"
 """Coordinate on the axis of layers of components that occur once per loop."""
 
 Metric = Callable[["Tensor"], "Tensor"]
-"""From logits [batch, pos, d_vocab_out] to one number, or one for each example [batch]."""
+"""Maps logits [batch, pos, d_vocab_out] to one number, or to one for each example [batch]."""
 
 
 class Comparison:
-    """Answers and metrics of a base's and a source's run, to score a patched run against.
+    """Answers and metrics of base and source run, which patched runs are scored against.
 
-    ``differ`` are the positions that count: ``scored`` (all if None), with different answers.
+    ``differ`` marks the counted positions: ``scored`` (all if None), with different answers.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Of the metric."""
         if self._metric is None:
             return "logit difference"
         return getattr(self._metric, "__name__", type(self._metric).__name__)
@@ -87,7 +86,7 @@ class Comparison:
         return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
 
     def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
-        """The metric of each example, with gradients; weighted by the positions that count."""
+        """The metric of each example, with gradients, weighted by the counted positions."""
         if self._metric is not None:
             return torch.as_tensor(self._metric(logits)).double()
         # Classes of both answers [batch, pos, 2], and their logits.
@@ -110,8 +109,6 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Patched:
-    """A component that can be patched."""
-
     name: str  # short
     full: str  # within a layer or loop
     kind: str  # of tensor, as of Address
@@ -132,6 +129,18 @@ def patched_component(model: HookedRun, component: str) -> Patched:
     kind = book.kinds[full]
     n_heads = book.site_map.heads(kind)
     return Patched(book.short(full), full, kind, full in book.per_loop, n_heads)
+
+
+def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
+    """The place in the loop that the full name of a hook says; None of a component's name."""
+    if "." not in name or model.addresses().has(name):
+        return None
+    book = model.addresses(n_loops)
+    place = book.addresses[book.resolve(name)]
+    if place.section != "block":
+        expected, fix = "a hook inside the loop", f"Pass the component, {place.component!r}."
+        raise InputError("component", expected=expected, given=repr(name), fix=fix)
+    return place
 
 
 def given_pairs(
@@ -178,7 +187,6 @@ def given_pairs(
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
-    """The loops to patch, counted from the start; an InputError if there are none."""
     chosen = resolve_index(loops, n_loops, "loop")[0]
     if not chosen:
         raise InputError(
@@ -193,25 +201,23 @@ def chosen_loops(loops: Index, n_loops: int) -> list[int]:
 def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
-    """The places of each patch, and their names."""
     batch, n_pos = base.shape[:2]
-    if positions is None:
+    if positions is None or (isinstance(positions, str) and positions == "all"):
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
     each = torch.arange(n_pos, device=base.device)
-    if isinstance(positions, str):
-        check_choice("positions", positions, ["each"])
+    if isinstance(positions, str) and positions == "each":
         return (each[:, None] == each)[:, None].expand(-1, batch, -1), each.tolist()
-    fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
+    numbers = positions if isinstance(positions, torch.Tensor) else torch.empty(0)
     # One position of each example, [batch, pos].
-    if fits and positions.shape == (batch,):
-        place = each == positions.to(base.device)[:, None]
+    if numbers.dtype == torch.int64 and numbers.shape == (batch,):
+        place = each == numbers.to(base.device)[:, None]
         if place.any(1).all():
             return place[None], ["chosen"]
     raise InputError(
         "positions",
-        expected=f"None, 'each', or {batch} integers from 0 to {n_pos - 1} (int64)",
-        given=describe_tensor(positions),
-        fix="Pass one position for each example, as a tensor.",
+        expected=f"'all', 'each', or {batch} integers from 0 to {n_pos - 1} (int64)",
+        given=repr(positions) if isinstance(positions, str) else describe_tensor(positions),
+        fix="Leave it out, or pass one position for each example.",
     )
 
 

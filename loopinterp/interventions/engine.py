@@ -1,6 +1,6 @@
 """Interchanges of a state, or of its part in a subspace, and the answers after them.
 
-Only the light cone of an interchange is run again (:mod:`loopinterp.interventions.light_cone`).
+Only the light cone of an interchange is recomputed (:mod:`loopinterp.interventions.light_cone`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]
 
 
 def decided(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape"]:
-    """Whether one logit is larger than all others, by more than rounding."""
+    """Whether one logit exceeds all others by more than rounding."""
     return _largest(logits).sum(-1) == 1
 
 
@@ -46,7 +46,6 @@ def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shap
 
 
 def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
-    """The width of a model's states."""
     return bind(model, inputs[:1].to(device_of(model))).h0.shape[-1]
 
 
@@ -61,17 +60,14 @@ def answers_by_loop(
 
 
 class InterchangeRun(ShortRepr):
-    """Pairs of runs of a model, for any number of interventions.
+    """A model's runs on pairs of base and source, for any number of interventions.
 
     Attributes:
-        base_state: Clean state of the base at the sites and the loop of the interchange. If some
-            pairs have a second interchange, the last site is that one's.
+        base_state: Clean state of the base at the sites and loop of the interchange. If some
+            pairs have a second interchange, its site is the last one.
         source_state: State of the source there.
         natural: Clean answers of all inputs after 0 .. T loops.
-        reach: Positions by which the light cone grows in a loop; None if all are run.
-
-    Raises:
-        InputError: An input, position or loop out of range.
+        reach: Positions by which the light cone grows in a loop; None if all are recomputed.
     """
 
     base_state: Float[Tensor, "pair site d_model"]
@@ -100,12 +96,12 @@ class InterchangeRun(ShortRepr):
 
     @cached_property
     def base(self) -> Int[Tensor, "pair delay pos"]:
-        """Clean answers of the base at each delay; past the end the last ones."""
+        """Clean answers of the base at each delay; past the end its last ones."""
         return self.natural[self._loops_read, self.pairs.base[:, None]]
 
     @cached_property
     def within(self) -> Bool[Tensor, "pair delay"]:
-        """Whether a delay comes before the end of the run."""
+        """Whether a delay is before the end of the run."""
         delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
         return delays <= self.pairs.horizon[:, None]
 
@@ -123,9 +119,7 @@ class InterchangeRun(ShortRepr):
             subspace: Orthonormal rows, for all pairs [rank, d_model] or for each
                 [pair, rank, d_model]; the whole state by default.
             complement: Interchange all but that part.
-
-        Raises:
-            InputError: Rows that are not orthonormal, or a complement without a subspace.
+            complement: Interchange everything outside the subspace instead.
         """
         change = self.difference
         if subspace is not None:
@@ -141,7 +135,7 @@ class InterchangeRun(ShortRepr):
     def after(
         self, state: Float[Tensor, "*kind pair site d_model"]
     ) -> Int[Tensor, "*kind pair delay pos"]:
-        """Answers at each delay after ``state`` was put in at the sites of the interchange.
+        """Answers at each delay after ``state`` was put in at the interchange's sites.
 
         Several kinds of states share the clean runs.
         """
@@ -201,7 +195,7 @@ class InterchangeRun(ShortRepr):
             yield run
 
     def _batches(self) -> Iterator[tuple[LightCone, Int[Tensor, " pair"], Int[Tensor, " row"]]]:
-        """Clean runs, the run of every pair's base among them, and some of the pairs that have one.
+        """Clean runs, each with pairs whose bases are among them, and the bases' rows.
 
         Pairs are in the order of their loops, as light cones need; with two interchanges last.
         """
@@ -222,7 +216,8 @@ class InterchangeRun(ShortRepr):
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
         """States of some pairs after each loop, and those inside the cone.
 
-        Of these, the places among all pairs (pair, delay, pos) and among the states (row, column).
+        The latter come as places among all pairs (pair, delay, pos) and among the states (row,
+        column).
         """
         loop, positions, state = self.pairs.loop[rows], self.pairs.positions[rows], state[rows]
         n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))
@@ -308,7 +303,7 @@ def random_change(
     *,
     within: Bool[Tensor, "... d_model"] | None = None,
 ) -> Float[Tensor, "... d_model"]:
-    """A change of the same norm at each place, in a random direction ``within`` some features."""
+    """A random change of equal norm at each place; ``within`` limits it to some features."""
     noise = torch.randn(change.shape, generator=generator, dtype=torch.float32).to(change)
     length = change.norm(dim=-1, keepdim=True)
     if within is not None:

@@ -20,7 +20,6 @@ from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 
 _RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
 _UNPATCHED = "0: unpatched, 1: source"
-_DATA = "The colour scale ends at the largest share. The data has the metric as well."
 
 
 @findings_of.register
@@ -58,7 +57,6 @@ def _component(result: PatchingSweep) -> str:
 
 
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
-    """The place of a row of the table, in words."""
     if result.component == STATE:
         where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
     elif row["section"] == BLOCK:
@@ -121,7 +119,8 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
             f"Shown: the {len(best)} of {len(sites)} sites with the largest effects, and the "
             "control of the first. "
         )
-        how = (shown if len(sites) > 1 else "") + _DATA
+        rest = "The colour scale ends at the largest share. The data has the metric as well."
+        how = (shown if len(sites) > 1 else "") + rest
         return _maps(panels, x_title=_PATCHED, y_title=row), how
     named = _named(result, data.isel(pos=0))
     if data.sizes["site"] > 1:
@@ -136,7 +135,7 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Each measure under its name in figures, followed by its control; metrics have any name."""
+    """Each measure under its name in figures, followed by its control."""
     taken = result.metric in (_RECOVERED, _CONTROL)
     effect = f"metric {result.metric!r}" if taken else result.metric
     return {
@@ -148,7 +147,7 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
-    """Heat maps from 0 to the largest share, as one position of many carries only a part."""
+    """Heat maps from 0 to the largest share."""
     top = max(float(values.max()) for values in panels.values())
     return heatmap_panels(
         panels,
@@ -255,6 +254,6 @@ def _(result: AblationStudy) -> list[Figure]:
 
 
 def _changed(agreement: xr.DataArray) -> xr.DataArray:
-    """The complement of an estimate, whose lower end comes from the upper one."""
+    """The complement of an estimate, with its interval ends reversed."""
     ends = agreement.sel({ESTIMATE: ["value", "high", "low"]})
     return 1 - ends.assign_coords({ESTIMATE: ["value", "low", "high"]})

@@ -38,12 +38,12 @@ def learn_subspace(
 
     With the base's state b and the source's s, log probabilities at delays 0 .. 9 and asked
     positions after :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and
-    after :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target the loss is the
-    cross entropy with its answers. R starts from the principal directions of :math:`s - b`.
+    those after :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target, the loss is
+    the cross entropy with its answers. R starts from the principal directions of :math:`s - b`.
 
     Args:
         run: Pairs to learn from; those with a second interchange are left out.
-        rank: Dimensions.
+        rank: Dimensions of the subspace.
         target: Answers to learn, in place of those of the whole interchange; negative if none.
         steps: Steps of Adam, each on a batch of pairs.
         seed: Seed of the batches.
@@ -87,7 +87,7 @@ def learn_subspace(
 
 
 class _Crop:
-    """Runs with gradients, within a window on the positions ``first -/+ w * loops`` alone."""
+    """Differentiable runs; with a window, only of the positions ``first -/+ w * loops``."""
 
     def __init__(self, run: InterchangeRun, delays: int) -> None:
         self.run, self.delays = run, delays
@@ -120,7 +120,7 @@ class _Crop:
         answers: Int[Tensor, "all_pairs delay pos"],
         moved: Bool[Tensor, "all_pairs delay pos"],
     ) -> Tensor:
-        """Mean cross entropy with the answers; those that ``moved`` weigh as much as the others."""
+        """Mean cross entropy with the answers; ``moved`` and other answers have equal weight."""
         place, losses = self._places(rows), []
         for delay, (logits, inside) in enumerate(self._logits(rows, state)):
             labels = answers[rows, delay].gather(1, place).long()
@@ -137,7 +137,7 @@ class _Crop:
     def _logits(
         self, rows: Int[Tensor, " pair"], state: Tensor
     ) -> Iterator[tuple[Float[Tensor, "pair pos d_vocab_out"], Bool[Tensor, "pair pos"]]]:
-        """Logits at each delay after ``state`` was put in, and the positions that count."""
+        """Logits at each delay after ``state`` was put in, and the counted positions."""
         pairs, place = self.run.pairs, self._places(rows)
         base = pairs.base[rows, None]
         # Columns of the changed positions within the crop, [pair, site, d_model].

@@ -1,13 +1,13 @@
-"""Runs that go on from a changed state, or from a change inside a loop.
+"""Runs that continue from a changed state, or from a change inside a loop.
 
-Only the light cone of a change is run again: the loops after it, and of the positions
+Only the light cone of a change is recomputed: later loops, and of the positions
 
 - w more in each loop, if a loop reads w positions to the left (:func:`loopinterp.models.reach`);
 - those from the change on, in a causal ``LoopedTransformer`` without a window;
 - else all of them.
 
-Positions before a change contribute the clean keys and values in a ``LoopedTransformer``; in other
-models, as many of them as a loop reads are run again.
+In a ``LoopedTransformer`` earlier positions contribute their clean keys and values; in other models
+as many of them as a loop reads are recomputed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Front(NamedTuple):
-    """The light cones after a loop, of the rows that have begun by then."""
+    """The light cones after a loop, of the rows begun by then."""
 
     loop: int  # loops done
     place: Int[Tensor, "row pos"]  # positions held of each row; some may lie past the end
@@ -46,11 +46,11 @@ class Change:
     """Functions that change a row when it begins, and later.
 
     Attributes:
-        state: (rows that begin, positions held, their states) -> the states they go on from.
-        within: (rows that begin, positions held) -> taps of their first loop, of which they are the
+        state: (rows that begin, positions held, their states) -> the states to continue from.
+        within: (rows that begin, positions held) -> taps of their first loop, in which they are the
             last rows.
-        later: (loops done, positions held, states of all rows that have begun) -> the states, some
-            changed again between a row's first and last position.
+        later: (loops done, positions held, states of all begun rows) -> the states, perhaps changed
+            again between a row's first and last position.
     """
 
     state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
@@ -59,15 +59,15 @@ class Change:
 
 
 def cone_growth(model: Any) -> int | None:
-    """Positions by which a cone grows in a loop; None if all positions are stepped."""
+    """Positions by which a cone grows in a loop; None if all positions are recomputed."""
     return reach(model) if declared(model, "local_step") else None
 
 
 class LightCone:
-    """Clean runs of a model, and runs that go on from changes in them.
+    """Clean runs of a model, and runs that continue from changes in them.
 
-    ``keep_keys`` holds the clean keys and values, where that saves the positions before a change.
-    Then scores and patterns within a window cannot be changed.
+    ``keep_keys`` stores the clean keys and values, if that saves recomputing positions before a
+    change. Scores and patterns within a window then cannot be changed.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class LightCone:
         last: Int[Tensor, " row"],
         change: Change,
     ) -> Iterator[Front]:
-        """Go on from the first change to the end of the runs.
+        """Continue from the first change to the end of the runs.
 
-        Each row goes on from clean run ``row`` after ``loop`` loops (ascending), with a change
-        between the positions ``first`` and ``last``.
+        Each row continues clean run ``row`` after ``loop`` loops (ascending), with a change between
+        the positions ``first`` and ``last``.
         """
         n_loops, n_pos, earliest = len(self.states) - 1, self.states.shape[2], int(loop[0])
         if self.reach is None:
@@ -155,7 +155,6 @@ class LightCone:
         return self.iteration.readout(states)
 
     def _step(self, h: Tensor, e: Tensor, loop: int, row: Tensor, taps: Taps | None) -> Tensor:
-        """One loop of the positions that are held."""
         listening = () if taps is None else (taps,)
         if self.reach is not None:
             if listening:
@@ -181,7 +180,7 @@ class LightCone:
         last: Int[Tensor, " row"],
         change: Change,
     ) -> Front:
-        """The end of :meth:`go_on`; with keys held within a window, all rows go on side by side."""
+        """The end of :meth:`go_on`; with stored keys within a window, rows run side by side."""
         if self.reach is None or not self._keys:
             *_, front = self.go_on(row, loop, first, last, change)
             return front
@@ -252,13 +251,15 @@ class LightCone:
         for h in self.states[:-1]:
             keys.append([])
             run.advance(h, run.e, replace(run.context, remember=remember))
+            if not keys[0]:  # attention of a model's own code remembers none
+                return None
             if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > most:
                 return None
         return keys
 
 
 def _recalling(before: Iterator[list[Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Prepend the keys and values of the positions before, layer by layer."""
+    """Prepend the keys and values of earlier positions, layer by layer."""
 
     def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # In memory by position and then head, as attention has made them.

@@ -1,8 +1,8 @@
 """Pairs of base and source for interchange interventions, with positions, loops and strata.
 
 After ``loop`` loops of the base's run, the state at some positions becomes the source's after
-``source_loop`` loops, and the base goes on. Some runs get a second interchange, at one position, at
-that loop or later.
+``source_loop`` loops, and the run continues. Some runs have a second interchange, at one position,
+at that loop or later.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.text import ShortRepr
 from loopinterp.tasks.task import IGNORE
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _PER_PAIR = ("base", "source", "positions", "loop", "source_loop")
 
 NO_LOOP = -1
-"""The loop of a second interchange of a pair without one."""
+"""The loop of a second interchange if there is none."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,7 +50,7 @@ class SecondInterchange(ShortRepr):
 
     @classmethod
     def none(cls, count: int) -> Self:
-        """That of pairs without one."""
+        """No second interchange, for ``count`` pairs."""
         source, position, source_loop = torch.zeros(3, count, dtype=torch.long)
         return cls(source, position, torch.full_like(source, NO_LOOP), source_loop)
 
@@ -59,12 +60,11 @@ class SecondInterchange(ShortRepr):
         return self.loop != NO_LOOP
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With each column changed."""
         return type(self)(*(change(column) for column in vars(self).values()))
 
 
 class Sites(NamedTuple):
-    """Every state that is put in; the second interchange last, where ``made`` is whether it is."""
+    """Every state that is put in, the second interchange's last; ``made`` says if there is one."""
 
     position: Int[Tensor, "pair site"]
     loop: Int[Tensor, "pair site"]
@@ -81,9 +81,9 @@ class InterchangePairs(ShortRepr):
         inputs: Inputs of all runs.
         asked: Positions with a target.
         n_loops: Loops of every run.
-        base: Numbers of the inputs whose runs are changed.
-        source: Numbers of the inputs whose states are put in.
-        positions: The positions that are interchanged at once; one may occur twice.
+        base: Rows of the inputs whose runs are changed.
+        source: Rows of the inputs whose states are put in.
+        positions: The positions interchanged together; one may occur twice.
         loop, source_loop: Loops of the two runs before the interchange.
         strata: Partitions of the pairs, by name.
     """
@@ -129,16 +129,15 @@ class InterchangePairs(ShortRepr):
         return len(self.base)
 
     def __getitem__(self, rows: Any) -> Self:
-        """Some of the pairs, by index or mask."""
         return self._map(lambda column: column[rows])
 
     def to(self, device: torch.device | str) -> Self:
         """The same pairs on another device."""
+        device = resolve_device(device)
         moved = self._map(lambda column: column.to(device))
         return replace(moved, inputs=self.inputs.to(device), asked=self.asked.to(device))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With each column of the pairs changed."""
         columns = {name: change(getattr(self, name)) for name in _PER_PAIR}
         strata = {k: Stratum(one.labels, change(one.codes)) for k, one in self.strata.items()}
         second = self.second and self.second.map(change)
@@ -205,9 +204,9 @@ def join(
 def draw_pairs(
     n_inputs: int, most: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
-    """Distinct pairs (base, source) of different inputs: a random order against its rolls.
+    """Distinct pairs (base, source) of different inputs, from a random order and its rolls.
 
-    Every input is a base equally often, up to one, if there are enough pairs.
+    If there are enough pairs, the numbers of pairs per base differ by at most one.
     """
     order = torch.randperm(n_inputs, generator=generator)
     rounds = min(-(-most // n_inputs), n_inputs - 1)
@@ -240,7 +239,7 @@ def drawn_pairs(
 ) -> InterchangePairs:
     """Interchanges at one loop; fewer than ``number`` if too few inputs share tokens.
 
-    With ``across_loops`` half of the states come from any loop.
+    With ``across_loops``, half of the source states are from any loop.
     """
     tries, (size, n_pos) = _TRIES * number, batch.inputs.shape
     base, source = torch.randint(size, (2, tries), generator=generator)
@@ -272,7 +271,7 @@ def balanced_pairs(
     """Interchanges across loops, with rare kinds as frequent as common ones.
 
     A kind is the injected value, the one it replaces, and the one to its left, each with its token.
-    ``values`` are those of all states of the clean runs, h_0 to h_T.
+    ``values`` are those of all clean states, h_0 to h_T.
     """
     n_loops = len(values) - 1
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import check_integer
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study, tidy
 from loopinterp.core.settings import Seed
@@ -25,6 +25,7 @@ from loopinterp.interventions.base_and_source import (
     chosen_loops,
     chosen_positions,
     given_pairs,
+    hook_place,
     patched_component,
     unrelated,
 )
@@ -56,20 +57,20 @@ class PatchingSweep(Result, kind="activation-patching"):
 
     Axes that the sweep does not vary have length 1: ``head`` for components without heads, ``pos``
     unless positions were patched one by one, ``layer`` for the state and components that occur
-    once per loop. ``loop`` is the index of a loop; of the state, the number of loops done.
+    once per loop. ``loop`` is the index of a loop; for the state, the number of loops done.
 
     Arrays:
-        recovered: Share of the counted answers that are the source's after the patch.
+        recovered: Share of the counted answers that equal the source's after the patch.
         effect: The metric after the patch, scaled to 0 in the base's run and 1 in the source's.
-        control_recovered: Control: the same share after the same patch from a third input.
-        control_effect: Control: the metric after that patch.
+        control_recovered: Control: ``recovered`` after the same patch from a third input.
+        control_effect: Control: ``effect`` after that patch.
         prelude_recovered: The same for the layers before the loop, without a loop axis; likewise
-            for the other measures, and for the coda.
+            the other measures, and the coda.
 
     Attributes:
         metric: Name of the metric; ``metric_base`` and ``metric_source`` are of the clean runs.
         n_examples: Pairs of inputs.
-        n_scored: Answers that count: scored, and different in the two clean runs.
+        n_scored: Counted answers: scored, and different in the two clean runs.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -92,7 +93,7 @@ class PatchingSweep(Result, kind="activation-patching"):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the component is in layers; else it occurs once per loop."""
+        """Whether the component is in layers; otherwise it occurs once per loop."""
         return self.data["layer"].values.tolist() not in ([LOOP], [STATE])
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
@@ -113,7 +114,7 @@ class PatchingSweep(Result, kind="activation-patching"):
         return table.reindex(columns=order)
 
     def around(self) -> dict[str, xr.Dataset]:
-        """The measures of the layers around the loop, by section: [layer, head, pos] each."""
+        """The measures of the layers outside the loop, by section: [layer, head, pos] each."""
         return {
             section: self.data[[f"{section}_{name}" for name in MEASURES]].rename(
                 {f"{section}_layer": "layer"} | {f"{section}_{name}": name for name in MEASURES}
@@ -137,12 +138,13 @@ def patching_sweep(
     metric: Metric | None = None,
     other: Tensor | None = None,
     loops: Index = None,
+    heads: Sequence[int] | None = None,
     seed: Seed = 0,
 ) -> PatchingSweep:
     r"""Put one activation of the source's run into the base's run, place by place (denoising).
 
-    With answers :math:`y = \mathrm{argmax}` of the logits, and P the scored positions that the two
-    runs answer differently,
+    With answers :math:`y = \mathrm{argmax}` of the logits, and P the scored positions with
+    different answers in the two runs,
 
     .. math::
         \text{recovered} = \operatorname{mean}_P [y_\text{patched} = y_\text{source}], \qquad
@@ -157,20 +159,23 @@ def patching_sweep(
         source: As many inputs of the same length.
         n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
             examples have several.
-        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …,
+        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …;
             those of heads (``z``, ``q``, ``pattern`` …) head by head. Or ``state``: the state after
-            t = 0 .. n_loops loops.
-        positions: None patches all positions at once, ``"each"`` one at a time, a tensor
-            ``[batch]`` one position of each example. Of patterns and scores, those of queries.
+            t = 0 .. n_loops loops. The full name of a hook (``loops.3.blocks.0.attn.hook_z``)
+            patches that place alone.
+        positions: None or ``"all"`` patches all positions at once, ``"each"`` one at a time,
+            integers ``[batch]`` one position of each example. For patterns and scores: query
+            positions.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
             inputs alone.
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.
-        other: The third inputs; by default the sources rolled until none meets itself.
-        loops: Loops to patch; all by default. Layers around the loop are patched in any case.
-        seed: For the provenance only.
+        other: The third inputs; by default the sources, rolled until none meets itself.
+        loops: Loops to patch; all by default. Layers outside the loop are always patched.
+        heads: Heads to patch at once, of a component of heads; by default each by itself.
+        seed: Recorded in the provenance; nothing is drawn.
 
     Raises:
-        InputError: Inputs that do not pair up, unknown names or places, or pairs of equal answers.
+        InputError: If base and source have equal answers, or a name or place is unknown.
 
     Source: the normalised metric of arXiv 2211.00593 and of TransformerLens.
 
@@ -185,7 +190,11 @@ def patching_sweep(
     base, source, n_loops, scored = given_pairs(
         model, base, source, n_loops, scored, component=component, other=other
     )
+    place = hook_place(model, component, n_loops)
+    if place is not None:
+        component, loops = place.component, [place.loop or 0]
     target = patched_component(model, component)
+    groups = _head_groups(target, heads, base.device)
     third = unrelated(source) if other is None else other
     places, place_names = chosen_positions(positions, base)
     of_state = target.name == STATE
@@ -208,16 +217,19 @@ def patching_sweep(
             places=places,
             comparison=comparison,
             target=target,
+            groups=groups,
         )
-        block = sweep.block(chosen)
-        around = {} if target.per_loop else sweep.around()
+        layers = range(0 if target.per_loop else model.site_map.n_layers)
+        layers = [place.layer] if place is not None and layers else [*layers]
+        block = sweep.block(chosen, layers or [None])
+        around = {} if target.per_loop or place is not None else sweep.around()
         no_layer = STATE if of_state else LOOP
         return PatchingSweep.of(
             watch,
             coords={
                 "loop": chosen,
-                "layer": [no_layer] if target.per_loop else range(model.site_map.n_layers),
-                "head": range(target.n_heads) if target.n_heads else ["all"],
+                "layer": layers or [no_layer],
+                "head": _head_labels(target, heads),
                 "pos": place_names,
                 **{f"{section}_layer": range(x.shape[1]) for section, x in around.items()},
             },
@@ -232,6 +244,36 @@ def patching_sweep(
         )
 
 
+def _head_groups(
+    target: Patched, heads: Sequence[int] | None, device: torch.device
+) -> Bool[Tensor, "group head"]:
+    """The heads of each patch: each by itself, or those given together."""
+    n_heads = target.n_heads
+    if heads is None:
+        return torch.eye(n_heads or 1, dtype=torch.bool, device=device)
+    if n_heads is None or not heads:
+        raise InputError(
+            "heads",
+            expected="at least one head of a component of heads",
+            given=f"{list(heads)} of {target.name!r}",
+            fix="Leave it out, or patch z, q, k, v or pattern.",
+        )
+    chosen = [check_integer("heads", head, least=-n_heads, most=n_heads - 1) for head in heads]
+    group = torch.zeros(1, n_heads, dtype=torch.bool, device=device)
+    group[0, chosen] = True
+    return group
+
+
+def _head_labels(target: Patched, heads: Sequence[int] | None) -> Sequence[int | str]:
+    """The coordinate of each patch: the head, or heads joined by a plus."""
+    if target.n_heads is None:
+        return ["all"]
+    n_heads = target.n_heads
+    if heads is None:
+        return range(n_heads)
+    return ["+".join(str(head) for head in sorted({head % n_heads for head in heads}))]
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Sweep:
     """The runs of a sweep; makes and scores its patches."""
@@ -244,12 +286,12 @@ class _Sweep:
     places: Bool[Tensor, "place batch pos"]
     comparison: Comparison
     target: Patched
+    groups: Bool[Tensor, "group head"]  # the heads of each patch; one of a component without heads
 
     def block(
-        self, loops: list[int], *, most_held: int = 2**26
+        self, loops: list[int], layers: Sequence[int | None], *, most_held: int = 2**26
     ) -> Float[np.ndarray, "measure loop layer head place"]:
         """Patches of the state or inside the loop, with 256 MiB of activations at a time."""
-        layers = [None] if self.target.per_loop else range(self.model.site_map.n_layers)
         size = 1
         if self.target.name != STATE:
             key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
@@ -261,7 +303,6 @@ class _Sweep:
         )
 
     def around(self) -> dict[str, Float[np.ndarray, "measure layer head place"]]:
-        """Patches in the prelude and in the coda, where there are any."""
         n_loops, sections = self.states.shape[1] - 1, {}
         for section, start, n_layers in (
             (_PRELUDE, 0, self.model.site_map.n_prelude),
@@ -283,7 +324,7 @@ class _Sweep:
     def _activations(
         self, names: list[str], start: int, stop: int | None
     ) -> Float[Tensor, "name input batch ..."]:
-        """Activations of all three runs, of the loops from ``start`` on."""
+        """Activations of all three runs, from loop ``start`` on."""
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -301,7 +342,6 @@ class _Sweep:
     def _site(
         self, loops: list[int], layer: int | None
     ) -> Float[np.ndarray, "measure loop head place"]:
-        """Patches of one site at some loops."""
         if self.target.name == STATE:
             return self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
         names = [self._name(BLOCK, t, layer) for t in loops]
@@ -311,14 +351,13 @@ class _Sweep:
     def _with_hook(
         self, name: str, sources: Float[Tensor, "source batch ..."], start: int
     ) -> Float[np.ndarray, "measure head place"]:
-        """Patches of a layer before the loop or after it, run in full."""
+        """Patches of a layer outside the loop, with full runs."""
         n_loops, masks = self.states.shape[1] - 1, self.places[..., None]  # [place, batch, pos, 1]
         if self.target.n_heads is not None:
-            head = torch.eye(self.target.n_heads, dtype=torch.bool, device=self.places.device)
-            # [head patched, place, batch, pos, head]; of patterns [..., head, query].
-            masks = masks & head[:, None, None, None]
+            # [group patched, place, batch, pos, head]; of patterns [..., head, query].
+            masks = masks & self.groups[:, None, None, None]
             masks = masks.mT if self.target.kind == "pattern" else masks
-            masks = masks.flatten(0, 1)[..., None]  # heads in order, and the places of each
+            masks = masks.flatten(0, 1)[..., None]  # groups in order, and the places of each
         scores = []
         parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.inputs[0])))
         for part in track(parts, "patch"):
@@ -345,7 +384,7 @@ class _Sweep:
         values: Float[Tensor, "loop input batch ..."],
         layer_key: LayerKey | None = None,
     ) -> Float[np.ndarray, "measure loop head place"]:
-        """Patches of one site (None: the state), those of nearly equal positions together."""
+        """Patches of one site (None: the state), similar positions together."""
         places = self.places
         # Where a source differs from the clean activation, [loop, source, batch, pos, head].
         differs = (values[:, 1:] != values[:, :1]).any(-1)
@@ -353,7 +392,9 @@ class _Sweep:
             differs = differs.mT  # by query
         elif self.target.n_heads is None:
             differs = differs[..., None]
-        shape = len(loops), 2, self.target.n_heads or 1, len(places)
+        # [loop, source, batch, pos, group]
+        differs = (differs[..., None, :] & self.groups).any(-1)
+        shape = len(loops), 2, len(self.groups), len(places)
         patches = torch.cartesian_prod(*map(torch.arange, shape))
         order = (patches[:, 3] * len(loops) + patches[:, 0]).argsort(stable=True)
         # A cone holds about a third of the positions that are held without one.
@@ -390,17 +431,16 @@ class _Sweep:
         row: Int[Tensor, " row"],
         positions: Bool[Tensor, "row pos"],
     ) -> Float[Tensor, "row pos d_vocab_out"]:
-        """Logits of patched rows, in the order of their loops."""
         device, n_pos = positions.device, positions.shape[1]
-        n_heads, is_attention = self.target.n_heads, self.target.kind == "pattern"
+        has_heads, is_attention = self.target.n_heads is not None, self.target.kind == "pattern"
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
         def put(new: slice, place: Int[Tensor, "row place"], x: Tensor) -> Tensor:
-            """The patched activation of rows that begin, at the positions held."""
+            """The patched activation of rows that begin, at the held positions."""
             inside = place.clamp(max=n_pos - 1)
             here = positions[new].gather(1, inside) & (place < n_pos)
             index = loop[new, None], source[new, None], row[new, None]
-            one = torch.arange(n_heads or 1, device=device) == head[new, None]
+            heads = self.groups[head[new]]  # [row, head]
             if is_attention:  # x is [row, head, query, key]
                 square = x.shape[-1] == x.shape[-2]
                 keys = inside if square else torch.arange(n_pos, device=device)[None]
@@ -409,10 +449,10 @@ class _Sweep:
                 values, here = values.movedim(-1, 1), here[:, None, :, None]
                 if square:  # keys past the end are none
                     here = here & (place < n_pos)[:, None, None]
-                here = here & one[:, :, None, None]
+                here = here & heads[:, :, None, None]
             else:  # x is [row, pos, feature] or [row, pos, head, feature]
                 values, here = sources[(*index, inside)], here[:, :, None]
-                here = here if n_heads is None else here[..., None] & one[:, None, :, None]
+                here = here[..., None] & heads[:, None, :, None] if has_heads else here
             return torch.where(here, values, x)
 
         def within(new: slice, place: Tensor) -> Taps:

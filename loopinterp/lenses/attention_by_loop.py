@@ -1,4 +1,4 @@
-"""Attention by loop: where each head attends, against even attention."""
+"""Attention by loop: where each head attends, compared with even attention."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class AttentionResult(Result, kind="attention"):
         patterns: Attention of one example.
         mass: Mean attention to the key ``distance`` positions to the left of its query (negative:
             to the right), over queries that can see that far, with its 95% interval over examples.
-        mass_even: Control: the same under even attention to all keys that the head may see; NaN
-            where it sees none at that distance.
-        received: Mean attention that a key gets from all other queries that may see it, likewise;
-            NaN where these are fewer than a quarter of the positions.
-        received_even: Control, likewise.
-        entropy: Mean entropy of attention in bits.
-        entropy_even: Control, likewise.
+        mass_even: Control: the same under even attention to all visible keys; NaN where no key at
+            that distance is visible.
+        received: Mean attention that a key gets from all other queries that can see it, with its
+            interval; NaN where these are fewer than a quarter of the positions.
+        received_even: Control: the same under even attention.
+        entropy: Mean entropy of attention, in bits.
+        entropy_even: Control: the same under even attention.
 
     Attributes:
-        labels: One for each position of the example.
-        fixed: Whether all examples have the same input there, by position.
-        example: Number of the example whose patterns are kept.
+        labels: A label for each position of the example.
+        fixed: Whether all examples have the same input at a position.
+        example: Number of the example in ``patterns``.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -96,18 +96,18 @@ def attention_study(
 ) -> AttentionResult:
     r"""Attention of every head at every loop, by position, by distance and by key.
 
-    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and queries q that may
-    see q - d. A key k receives the mean of :math:`A_{q, k}` over all other queries that may see it,
+    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and queries q that can
+    see q - d. A key k receives the mean of :math:`A_{q, k}` over all other queries that can see it,
     which is large for a sink.
 
     Args:
         data: A batch, inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
             d_features]``), or a task to draw from; all of one length.
         n_loops: Loops to run; the longest T(n) by default, required for inputs alone.
-        labels: A word for each position of the example shown; position numbers by default.
-        example: The example whose patterns are kept.
+        labels: A word for each position of the shown example; position numbers by default.
+        example: The example shown in ``patterns``.
         max_distance: Largest distance.
-        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`.
+        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -164,7 +164,7 @@ def _patterns(
 
 
 def _over_examples(mass: Tensor) -> Tensor:
-    """Mean [loop, layer, head, place, estimate] of examples on the second axis, with its ends."""
+    """Mean and interval [loop, layer, head, place, estimate] over examples, the second axis."""
     n_examples = mass.shape[1]
     half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
     mean = mass.mean(1)  # [loop, layer, head, place]
@@ -174,7 +174,7 @@ def _over_examples(mass: Tensor) -> Tensor:
 def _by_key(
     patterns: Tensor, visible: Bool[Tensor, "head query key"]
 ) -> tuple[Tensor, Float[Tensor, "head key"]]:
-    """Mass that each key receives ``[loop, batch, layer, head, key]``, and its even control."""
+    """Mass received by each key ``[loop, batch, layer, head, key]``, and its even control."""
     n_pos = visible.shape[-1]
     # Queries that may see a key, the key itself left out: [head, query, key].
     others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)

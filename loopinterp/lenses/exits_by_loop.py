@@ -40,7 +40,7 @@ RULES: dict[str, StoppingRule] = {
     "entropy": STOPPING_RULES["entropy"],
     "confidence": STOPPING_RULES["confidence"],
 }
-"""The rules that are compared, each with all tolerances."""
+"""The compared rules; each is swept over all tolerances."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -58,16 +58,16 @@ class ExitResult(Result, kind="exits"):
         readout_kl: Mean divergence of the readout from the previous loop's, in nats.
         score: Score of each rule; lower is readier to stop.
         tolerance: Tolerances of each rule, from no stop to all stops.
-        swept_exact: Share of examples right where the rule stops them with that tolerance.
-        swept_loops: Mean number of loops with it, at least 1.
-        swept_dealt: Control: share right with the same stops dealt to the examples at random.
+        swept_exact: Share of examples right where the rule stops them, at each tolerance.
+        swept_loops: Mean number of loops, at least 1.
+        swept_dealt: Control: share right with the same stops assigned to examples at random.
         own_exact: Share right with the rule's own tolerance.
         own_loops: Mean number of loops with it.
         another: Control: whether another example's right answer is read after some loop.
         answer_loops: T(n) of each example; the last loop for inputs alone.
 
     Attributes:
-        targets: Whether the data has targets; if not, right is the answer of the last loop.
+        targets: Whether the data has targets; if not, the last loop's answer counts as right.
         rules: Each rule as it was given.
     """
 
@@ -98,7 +98,7 @@ class ExitResult(Result, kind="exits"):
         return float(exact.any(0).mean()), float(first.mean())
 
     def best_loop(self) -> tuple[float, int]:
-        """The largest share right with a fixed budget, and that number of loops."""
+        """The largest share right with a fixed budget, and that budget."""
         exact = self.data["exact"].mean("batch").values[1:]  # [loop]
         return float(exact.max()), int(exact.argmax()) + 1
 
@@ -112,9 +112,9 @@ class ExitResult(Result, kind="exits"):
         return exact, dealt, loops
 
     def cheapest(self, rule: str) -> float | None:
-        """Least mean number of loops with which a rule matches the best fixed budget.
+        """Least mean number of loops at which a rule matches the best fixed budget.
 
-        None if it does at no tolerance, or no budget gets anything right.
+        None if it never does, or no budget gets anything right.
         """
         at, best = self.data.sel(rule=rule), self.best_loop()[0]
         good = at["swept_loops"].where((at["swept_exact"] >= best) & (best > 0))
@@ -134,21 +134,22 @@ def exit_study(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> ExitResult:
-    """Accuracy against loops of a fixed budget, an oracle and stopping rules.
+    """Accuracy against loops, for fixed budgets, an oracle and stopping rules.
 
-    Every rule is run with all tolerances, so that rules are compared at equal mean numbers of
+    Every rule is swept over all tolerances, so that rules are compared at equal mean numbers of
     loops. The oracle stops each example at its first right loop.
 
     Args:
-        data: A batch, a task to draw from, or inputs alone, where right is the last loop's answer.
+        data: A batch, a task to draw from, or inputs alone, where the last loop's answer counts as
+            right.
         rules: Online rules by name; :data:`RULES` by default.
-        gate: The model's own gate, from a state to a probability of stopping for each position or
-            example: adds the rules "gate" and "gate, cumulated".
+        gate: The model's own gate: maps a state to a probability of stopping for each position or
+            example. It adds the rules "gate" and "gate, cumulated".
         n_loops: Loops to run; the longest T(n) by default.
-        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 256 examples by default.
+        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`; 256 examples by default.
 
     Raises:
-        InputError: An offline rule, or an example without an asked position.
+        InputError: If a rule is offline, or an example has no asked position.
 
     Source: oracle over exits against gates and confidence, arXiv 2607.20519; second-order exits,
         arXiv 2509.23314.
@@ -261,7 +262,7 @@ def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) ->
 def _sweep(
     exact: Tensor, scores: list[Tensor], rules: list[StoppingRule], *, n_steps: int = 33
 ) -> dict[str, np.ndarray]:
-    """Every rule with tolerances from no stop to all stops."""
+    """Every rule at tolerances from no stop to all stops."""
     by_loop = exact.double().mean(1)  # share that is right if all stop there
     swept: dict[str, list[Any]] = defaultdict(list)
 

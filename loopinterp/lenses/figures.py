@@ -59,7 +59,7 @@ def _(result: AttentionResult) -> list[Finding]:
 
 
 def _key(result: AttentionResult, key: int) -> str:
-    """A position by its label, if its input is the same in all examples; else by its number."""
+    """A position by its label if all examples have the same input there, else by its number."""
     named = result.fixed[key] and result.labels[key] != str(key)
     return result.labels[key] if named else f"position {key}"
 
@@ -204,7 +204,7 @@ def _(result: ExitResult) -> list[Finding]:
 
 
 def _rules(result: ExitResult, at: int) -> Finding:
-    """The rule that matches the best fixed budget of ``at`` loops with the fewest on average."""
+    """The rule that matches the best fixed budget of ``at`` loops with the fewest mean loops."""
     costs = {str(rule): result.cheapest(rule) for rule in result.data["rule"].values}
     cheaper = {rule: cost for rule, cost in costs.items() if cost is not None and cost < at}
     if not cheaper:
@@ -260,8 +260,8 @@ def _spent(result: ExitResult) -> Figure:
             f"{result.data.sizes['batch']} examples."
         ),
         control=(
-            "Grey: the stops of the rule with the largest gain, dealt to the examples at random. "
-            "The gap above it is what the rule knows about an example."
+            "Grey: the stops of the rule with the largest gain, assigned to examples at random. "
+            "The gap above it shows what the rule knows about an example."
         ),
         data=tidy(
             {name: result.data[name] for name in ("swept_loops", "swept_exact", "swept_dealt")}
@@ -303,7 +303,7 @@ def _exits_by_loop(result: ExitResult) -> Figure:
 
 
 def over_examples(values: xr.DataArray) -> xr.DataArray:
-    """The mean over the axis ``batch``, as an estimate with its 95% interval."""
+    """The mean over the axis ``batch``, with its 95% interval."""
     estimate = xr.apply_ufunc(
         mean_estimate, values, input_core_dims=[["batch"]], output_core_dims=[[ESTIMATE]]
     )

@@ -33,17 +33,17 @@ EVERYWHERE: tuple[int, Layer] = (-1, None)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FittedLens(ShortRepr):
-    r"""An affine map :math:`h \mapsto A h + b` of each place, into the state after the last loop.
+    r"""An affine map :math:`h \mapsto A h + b` from each place to the state after the last loop.
 
-    The lens reads ``model.readout(A h + b)``. At a layer, h is the residual for a Jacobian lens,
-    and for a tuned lens the state that the loop would end in at that layer. The last state is read
-    as it is, as is the last layer before it by a tuned lens.
+    The lens reads ``model.readout(A h + b)``. At a layer, h is the residual for a Jacobian lens;
+    for a tuned lens it is the state in which the loop would end there. The last state is read
+    directly; a tuned lens also reads the last layer before it directly.
 
     Attributes:
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
         matrix, offset: A and b of each place.
         places: ``(loops made, layer or None)`` of each; :data:`EVERYWHERE` for a shared map.
-        n_loops: Loops of the run whose end it maps to.
+        n_loops: Loops of the run.
         n_layers: Layers of the tied block if there are maps inside loops; else 0.
         n_before: Layers of the prelude.
         n_examples: Examples that it was fitted on.
@@ -94,9 +94,6 @@ class FittedLens(ShortRepr):
         """The predicted last state, from the residual at a place.
 
         Layers may be narrower than a state of several parts.
-
-        Raises:
-            InputError: A place or width that the lens was not fitted for.
         """
         last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
         if loop == self.n_loops and (layer is None or last):
@@ -115,7 +112,7 @@ class FittedLens(ShortRepr):
         return (as_wide(h, self.d_model).to(matrix.dtype) @ matrix.T + offset).to(h.dtype)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, complete or not at all, which describes itself."""
+        """Write one self-describing safetensors file, complete or not at all."""
         header = {
             name: getattr(self, name)
             for name in ("kind", "places", "n_loops", "n_layers", "n_before", "n_examples", "made")
@@ -141,14 +138,14 @@ class FittedLens(ShortRepr):
             ) from error
 
     def to_transformer_lens(self) -> Any:
-        """The same maps as TransformerLens' ``JacobianLens``.
+        """The maps as TransformerLens' ``JacobianLens``.
 
         Its layers are numbered as in an unrolled model: layer ``l`` of loop ``t`` (counted from 1)
         is ``n_before + (t - 1) n_layers + l``, with ``n_layers = 1`` for maps of states. The
-        initial state, which no block puts out, is left out.
+        initial state, which is no block's output, is left out.
 
         Raises:
-            InputError: Offsets that are not 0, or a shared map, which its format does not have.
+            InputError: If an offset is not 0, or the map is shared; the format has neither.
         """
         from transformer_lens.tools.analysis import JacobianLens
 
@@ -239,7 +236,7 @@ def places(
 ) -> Iterator[LoopResidual]:
     """The residuals of a run, loop by loop; ``inside`` adds those after each layer.
 
-    Inside loops, a model without ``end_loop(h, e)`` runs a further loop for each layer.
+    Inside loops, a model without ``end_loop(h, e)`` runs another loop for each layer.
     """
     if not inside:
         for loop, h in iterate(model, inputs, n_loops):
@@ -281,7 +278,7 @@ def layer_hooks(model: Any, loop: int | None, n_loops: int, *, section: str = "b
 def live_places(
     model: LoopedModel | Any, inputs: Tensor, n_loops: int, *, inside: bool = False
 ) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
-    """The last state of a run, and the residuals by which it can be differentiated."""
+    """The last state of a run, and the residuals to differentiate it by."""
     recorded: dict[tuple[int, Layer], Tensor] = {}
     with recording_gradients():
         iteration = bind(model, inputs)
@@ -326,7 +323,7 @@ def readout_without_coda(
 
 
 def as_wide(x: Tensor, width: int) -> Tensor:
-    """A residual padded with zeros, where a layer is narrower than a state of several parts."""
+    """A residual padded with zeros, if a layer is narrower than a state of several parts."""
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 

@@ -51,16 +51,16 @@ class LensResult(Result, kind="lens"):
     r"""The result of :func:`lens_study`.
 
     ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", after a loop, or
-    "layer 0", …: after that layer of the last loop (of loop 0 NaN, or -1 in integers).
+    "layer 0", …: after that layer of the last loop (NaN at loop 0, or -1 in integers).
 
     Arrays:
-        answer: The class on top.
+        answer: The top class.
         rank: Rank of the target class, 1 for the top.
         probability: Probability of the target class.
         entropy: Entropy of the reading, in nats.
         kl: :math:`\mathrm{KL}(p_T \| q)` from the final readout to the reading, in nats.
         wanted: The target class, without targets the final answer; -1 where nothing is asked.
-        settled: The loop, 1 or later, from which on the reading is the final one.
+        settled: The loop, 1 or later, from which the reading equals the final one.
         flips: Changes of the reading between consecutive loops, from loop 1 on.
         reading_kl: Mean of ``kl`` over the asked positions, by ``reading``: "lens", and as controls
             "plain" (final norm and unembedding alone), or for the logit lens of a model with a coda
@@ -77,7 +77,7 @@ class LensResult(Result, kind="lens"):
         has_coda: If not, "logit" and "coda" are the same lens.
         targets: Whether the data has targets.
         n_fit: Examples that the lens was fitted on, or 0.
-        of_other_weights: Whether it was fitted on other weights than those it reads.
+        of_other_weights: Whether it was fitted on other weights.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -103,12 +103,12 @@ class LensResult(Result, kind="lens"):
 
     @property
     def asked(self) -> xr.DataArray:
-        """Where an answer is asked for, [batch, pos]."""
+        """Where an answer is asked [batch, pos]."""
         return self.data["wanted"] >= 0
 
     @property
     def top(self) -> xr.DataArray:
-        """Share of asked positions with the target class on top, [loop, layer]."""
+        """Share of asked positions with the target class on top [loop, layer]."""
         right = (self.data["rank"] == 1) & self.asked
         exists = (self.data["answer"] >= 0).any(("batch", "pos"))  # not layers before loop 1
         return (right.sum(("batch", "pos")) / self.asked.sum()).where(exists)
@@ -140,23 +140,23 @@ def lens_study(
                :func:`fit_jacobian_lens`
     ========== ==========================================================================
 
-    Inside a loop the first three read the state that the loop would end in at that layer. A lens is
-    fitted on other examples than it reads.
+    Inside a loop the first three read the state in which the loop would end there. A lens is fitted
+    on other examples than it reads.
 
     Args:
         data: A batch, inputs alone, or a task to draw from; all with one required number of loops.
         lens: Its name, or a fitted lens.
         n_loops: Loops T of the run; T(n) by default, that of its fit for a fitted lens.
-        inside: Whether to read after each layer too, which takes a model with hooks.
+        inside: Whether to read after each layer too; this needs a model with hooks.
         positions: Positions to read; all by default.
         fit_on: Data to fit on; by default the data's task, with another seed.
-        expected: Known intermediate answers after each loop from 0 on, -1 where there is none: for
-            a compiled model ``program.trace(batch.inputs, n_loops=T).outputs``.
-        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`.
+        expected: Known intermediate answers after each loop from 0 on, -1 for none; for a compiled
+            model ``program.trace(batch.inputs, n_loops=T).outputs``.
+        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
-        InputError: Several required numbers of loops, a lens that does not fit the model, or
-            examples without an asked position.
+        InputError: If examples differ in T(n), one has no asked position, or the lens does not fit
+            the model.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -221,7 +221,7 @@ def lens_study(
 def _expected_top(
     run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor, chosen: list[int]
 ) -> Tensor:
-    """Share of asked positions that are read as the expected class, [loop]."""
+    """Share of asked positions read as the expected class [loop]."""
     answer = torch.cat([part["answer"][:, -1] for part in run], dim=1)  # [loop, batch, pos]
     n_pos = max(chosen) + 1
     fits = expected.ndim == 3 and expected.shape[2] >= n_pos
@@ -241,7 +241,6 @@ def _expected_top(
 def _lens_inputs(
     model: Any, data: Any, n_loops: int | None, lens: LensName | FittedLens, drawn: dict[str, Any]
 ) -> tuple[Tensor, int, Tensor | None]:
-    """Inputs, loops, and targets if there are any."""
     n_loops = loops_of_lens(lens, n_loops)
     if isinstance(data, torch.Tensor):
         return *inputs_and_loops(model, data, n_loops), None
@@ -261,7 +260,7 @@ def _lens_inputs(
 
 
 class PlaceReader:
-    """The logits that a lens, by its name and its maps, reads at the places of a run."""
+    """The logits that a lens reads at the places of a run."""
 
     def __init__(
         self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
@@ -277,13 +276,11 @@ class PlaceReader:
         return lens is None or lens.shared or lens.n_layers > 0
 
     def read(self, h: Tensor, loop: int) -> Tensor:
-        """The reading of the state after some loop."""
         if self._name == "coda":
             return self.iteration.read(h, loop)
         return self.at(LoopResidual(loop, None, h, h))
 
     def at(self, place: LoopResidual) -> Tensor:
-        """The reading of a place."""
         if self._fitted is None:
             return (self.plain if self._name == "logit" else self.readout)(place.ended)
         h = place.ended if self._fitted.kind == "tuned" else place.residual
@@ -316,7 +313,6 @@ class _LensReader:
             self.transferred = some.tolist()
 
     def parts(self, inputs: Tensor, targets: Tensor | None) -> list[dict[str, Tensor]]:
-        """The arrays of each part of a batch."""
         first_loop = list(places(self.model, inputs[:1], 1, inside=self.inside))
         self.layers = [layer_label(place.layer) for place in first_loop[1:]]
         size = first_loop[0].residual
@@ -387,7 +383,7 @@ class _LensReader:
         return arrays
 
     def _laid_out(self, values: Tensor) -> Tensor:
-        """Values of all places as [loop, layer, …], filled up where loop 0 has no layers."""
+        """Values of all places as [loop, layer, …], filled where loop 0 has no layers."""
         n = len(self.layers)
         empty = -1 if not values.is_floating_point() else torch.nan
         # Loop 0: the state alone is a place
@@ -395,7 +391,6 @@ class _LensReader:
         return torch.cat([before, values]).unflatten(0, (self.n_loops + 1, n))
 
     def _log(self, logits: Tensor) -> Tensor:
-        """Log-probabilities at the positions that are read."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         return self._read_positions(logits.log_softmax(-1, dtype=dtype))
 
@@ -417,7 +412,7 @@ def _measures(
     log_q: Float[Tensor, "batch pos d_vocab_out"],
     target_class: Int[Tensor, "batch pos"],
 ) -> dict[str, Tensor]:
-    """Measures of a reading q at each position: the target class in it, and its KL from p."""
+    """Measures of a reading q at each position: its target class, and its KL from p."""
     target_log_q = log_q.gather(-1, target_class.clamp(min=0)[..., None])  # [batch, pos, 1]
     has_target: Bool[Tensor, "batch pos"] = target_class >= 0
     return {
@@ -430,7 +425,6 @@ def _measures(
 
 
 def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The controls of the mean distribution and of the majority class, by example."""
     mean_p, negentropy, target_class = (
         torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
     )

@@ -51,8 +51,8 @@ def _(result: LensResult) -> list[Finding]:
         if len(kl) >= 2:
             other = kl.values[~np.eye(len(kl), dtype=bool)].mean()
             text = (
-                f"Through its own map a state reads {_nats(kl.values.diagonal().mean())} from the "
-                f"last loop; through the map of another loop, {_nats(other)}."
+                f"Read through its own map, a state is {_nats(kl.values.diagonal().mean())} from "
+                f"the last loop; read through another loop's map, {_nats(other)}."
             )
             findings.append(Finding(text))
     if result.of_other_weights:
@@ -62,7 +62,7 @@ def _(result: LensResult) -> list[Finding]:
 
 
 def _distance(result: LensResult) -> list[Finding]:
-    """How far readings before the last loop are from it, against the mean distribution."""
+    """Divergence of readings before the last loop, compared with the mean distribution."""
     kl = result.data["reading_kl"].sel(layer=STATE).mean("batch")
     unigram = float(result.data["unigram_kl"].mean())
     lens_kl, lens = kl.sel(reading="lens"), _LENSES[result.lens]
@@ -79,12 +79,12 @@ def _distance(result: LensResult) -> list[Finding]:
         return [Finding(text)]
     text = (
         f"After loop{'s' * (len(far) > 1)} {_ranges(far)} the {lens} is further from the final "
-        f"distribution than the mean one is: {_nats(lens_kl.sel(loop=far[0]))} against "
+        f"distribution than the mean distribution is: {_nats(lens_kl.sel(loop=far[0]))} against "
         f"{_nats(unigram)} after loop {far[0]}. "
     )
     known = result.data["expected_top"].sel(loop=far) if "expected_top" in result.data else None
     if known is None or known.isnull().all():
-        text += "An intermediate value can be as far from it as a misread state."
+        text += "A correctly read intermediate value can be as far away as a misread state."
     else:
         text += f"It reads the known intermediate value at {percent(known.min())} of positions "
         text += "or more."
@@ -189,6 +189,6 @@ def _transfer(result: LensResult) -> Figure:
             f"loop; on the diagonal through its own. The map of loop {result.n_loops} is the "
             "identity."
         ),
-        control="A column of one colour is a state that every map reads as well as its own.",
+        control="In a column of one colour, every map reads the state as well as its own map does.",
         data=tidy({"kl": kl}).round(4),
     )

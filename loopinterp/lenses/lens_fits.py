@@ -60,20 +60,20 @@ def fit_tuned_lens(
     """Train an affine map for each place, or one for all, on the run's final readout.
 
     Maps start as the identity and minimise the mean KL from the final readout at the asked
-    positions, by Adam with a rate that falls linearly to 0. At a layer they apply to the state that
-    the loop would end in there.
+    positions, by Adam with a learning rate that falls linearly to 0. At a layer they apply to the
+    state in which the loop would end there.
 
     Args:
         data: A task, from which every step draws new examples; or a batch or inputs.
         n_loops: Loops of the run; the longest T(n) by default.
-        inside: Whether to train for each layer too, which takes a model with hooks.
-        shared: Whether one map is shared by all places.
+        inside: Whether to train for each layer too; this needs a model with hooks.
+        shared: Whether all places share one map.
         steps: Steps of the optimiser.
         learning_rate: Initial learning rate.
-        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 32 examples a step.
+        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`; 32 examples a step.
 
     Raises:
-        InputError: A readout that cannot be differentiated.
+        InputError: If the readout cannot be differentiated.
 
     Source: Belrose et al., arXiv 2303.08112, section 3; there for layers, with SGD.
 
@@ -173,7 +173,7 @@ def _gradients(
 
 
 def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
-    """The places of a run, its end last, without the last layer, whose ended state that is."""
+    """The places of a run, its end last, without the last layer, which ends in that state."""
     *before, end = run
     return [*(before[:-1] if before[-1].loop == end.loop else before), end]
 
@@ -181,7 +181,7 @@ def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
 def _stream(
     model: Any, data: Batch | Task | Tensor, size: int, n: int | None, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches of inputs, and whether each position is asked."""
+    """Endless batches of inputs, with the asked positions."""
     device = device_of(model)
     while not isinstance(data, (torch.Tensor, Batch)):
         batch = as_batch(data, n=n, batch_size=size, seed=seed, device=device)
@@ -217,23 +217,23 @@ def fit_jacobian_lens(
 ) -> FittedLens:
     r"""Average the Jacobian :math:`J_t = \partial h_T / \partial h_t` of every place.
 
-    The lens reads ``readout(J_t h_t)``. A row of all matrices takes one vector-Jacobian product.
+    The lens reads ``readout(J_t h_t)``. One vector-Jacobian product gives a row of all matrices.
 
     Args:
         model: Any looped model that can be differentiated.
         data: Examples to average over, other than those to be read.
         n_loops: Loops T of the run; the longest T(n) by default.
-        inside: Whether to fit after each layer too, which takes a model with hooks.
+        inside: Whether to fit after each layer too; this needs a model with hooks.
         targets: ``all`` sums the effects on all positions, as published. ``own`` estimates the
             effect on the same position, with random signs for each position.
         positions: Source and target positions that count; all by default.
         centred: Whether to read :math:`\bar h_T + J_t (h_t - \bar h_t)` instead, with means over
             the same places.
         draws: Draws of signs, for ``own``.
-        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`.
+        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
-        InputError: A loop that cannot be differentiated, or a position out of range.
+        InputError: If the loop cannot be differentiated.
 
     Source: Gurnee et al. (2026), Verbalizable representations form a global workspace in language
         models, transformer-circuits.pub; the estimator is that of TransformerLens 4.3.
@@ -301,7 +301,7 @@ def _transports(
     draws: int,
     generator: torch.Generator,
 ) -> dict[tuple[int, Layer], Tensor]:
-    """Sums over examples and source positions of the Jacobian of each place, [to, from]."""
+    """Sums over examples and source positions of the Jacobian of each place [to, from]."""
     width = end.shape[-1]
     sums = {place: h.new_zeros(width, width, dtype=_wide(h)) for place, h in live.items()}
     n_draws = 1 if targets == "all" else draws
@@ -337,7 +337,7 @@ FITTED = ("tuned", "jacobian")
 
 
 def check_lens(lens: LensName | FittedLens | Any) -> str:
-    """The name of a lens; an InputError if there is none of that name."""
+    """The name of a lens; an InputError if it is unknown."""
     if isinstance(lens, FittedLens):
         return lens.kind
     check_choice("lens", lens, get_args(LensName))
@@ -345,7 +345,7 @@ def check_lens(lens: LensName | FittedLens | Any) -> str:
 
 
 def loops_of_lens(lens: LensName | FittedLens, n_loops: int | None) -> int | None:
-    """Loops of a run to be read through a lens; of a fitted lens those of its fit."""
+    """Loops of a run to be read through a lens; for a fitted lens those of its fit."""
     if not isinstance(lens, FittedLens):
         return n_loops
     if n_loops not in (None, lens.n_loops):
@@ -396,7 +396,7 @@ def fitted_lens(
 
 
 def of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
-    """Whether a lens was fitted on other weights than those of the model described."""
+    """Whether a lens was fitted on other weights than the described model's."""
     fitted_on = lens.made.get("model")
     both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
     return len({*both} - {None}) == 2

@@ -1,11 +1,11 @@
 """Addresses (loop, layer, component, head, position), and their names.
 
-Layers of a run of T loops over a block of L layers are numbered as TransformerLens numbers them:
-``n_prelude`` layers, then ``loop * L + layer``, then the coda. The pattern of one layer at one loop
-is ``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern``, with the alias
-``loops.{loop}.blocks.{layer}.attn.hook_pattern``; layers that run once have
-``prelude.{layer}.…`` and ``coda.{layer}.…``. Hooks that fire once per loop are
-``loops.{loop}.hook_state_pre`` and so on. Layers of loops inside a loop are also
+A run of T loops over a block of L layers is numbered as in TransformerLens: ``n_prelude`` layers,
+then ``loop * L + layer``, then the coda.
+``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` has the alias
+``loops.{loop}.blocks.{layer}.attn.hook_pattern``; outside the loop, aliases are
+``prelude.{layer}.…`` and ``coda.{layer}.…``. Hooks once per loop are
+``loops.{loop}.hook_state_pre`` and so on; layers of loops inside a loop are also
 ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
 """
 
@@ -21,18 +21,18 @@ from typing import Any
 from loopinterp.core.errors import HookError, InputError, unknown_name
 
 Sites = Mapping[str, str]
-"""Components, in the order they fire, with the kind of tensor of each."""
+"""Component -> kind of its tensor, in the order they fire."""
 
 Axes = tuple[int | str, ...]
-"""Axes of an activation after the batch: sizes, and "pos" and "key" for its positions."""
+"""Axes of an activation after the batch: sizes, or "pos" and "key"."""
 
 Index = int | slice | Sequence[int] | None
 
 LayerKey = tuple[str, int | None, int | None]
-"""Section ("top" for hooks outside of layers and loops), loop, layer."""
+"""Section ("top" outside layers and loops), loop, layer."""
 
 Key = tuple[str, int | None, int | None, str]
-"""A :data:`LayerKey` and a component: it stays when the number of loops changes a hook's name."""
+"""A :data:`LayerKey` and a component; independent of the number of loops."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,17 +60,14 @@ class SiteMap:
 
     @property
     def n_prelude(self) -> int:
-        """Layers before the loop."""
         return len(self.prelude)
 
     @property
     def n_layers(self) -> int:
-        """Layers of the loop."""
         return len(self.block)
 
     @property
     def n_coda(self) -> int:
-        """Layers after the loop."""
         return len(self.coda)
 
     def layers_total(self, n_loops: int) -> int:
@@ -79,11 +76,9 @@ class SiteMap:
 
     @property
     def state_width(self) -> int:
-        """Width of the state between loops."""
         return self.d_model if self.d_state is None else self.d_state
 
     def axes(self, kind: str) -> Axes:
-        """The axes of a kind of activation, after the batch."""
         known: dict[str, Axes] = {
             "residual": ("pos", self.d_model),
             "state": ("pos", self.state_width),
@@ -99,13 +94,12 @@ class SiteMap:
         return known[kind]
 
     def heads(self, kind: str) -> int | None:
-        """Heads of a kind of activation, if it has any."""
         n_heads = dict.fromkeys(("head", "fork", "pattern"), self.n_heads)
         return (n_heads | {"kv_head": self.n_kv_heads or self.n_heads}).get(kind)
 
 
 def norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
-    """Sites of a norm: its scale, and the normed vector before weight and bias."""
+    """Sites of a norm: its scale, and the vector before weight and bias."""
     return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
 
 
@@ -124,7 +118,6 @@ class Address:
 
     @property
     def place(self) -> LayerKey:
-        """The layer or loop of the hook."""
         return self.section, self.loop, self.layer
 
     @property
@@ -134,11 +127,10 @@ class Address:
 
     @property
     def pos_axis(self) -> int | None:
-        """The axis of its positions from the end, if it has any."""
         return self.axes.index("pos") - len(self.axes) if "pos" in self.axes else None
 
     def shape(self, batch: int, n_pos: int, n_kept: int | None = None) -> tuple[int, ...]:
-        """Shape of the activation, with ``n_kept`` positions after a position slice."""
+        """Shape of the activation; ``n_kept`` positions remain after a position slice."""
         sizes = {"pos": n_pos if n_kept is None else n_kept, "key": n_pos}
         return (batch, *(sizes[x] if isinstance(x, str) else x for x in self.axes))
 
@@ -146,7 +138,7 @@ class Address:
 def nbytes(
     addresses: Sequence[Address], batch: int, n_pos: int, n_kept: int | None, itemsize: int
 ) -> int:
-    """Bytes of activations, with ``n_kept`` positions after a position slice."""
+    """Bytes of activations; ``n_kept`` positions remain after a position slice."""
     # Thousands of sites have few kinds of axes: the numbers in an activation of each.
     kinds = {address.axes: address for address in addresses}
     sizes = {axes: math.prod(x.shape(batch, n_pos, n_kept)) for axes, x in kinds.items()}
@@ -154,7 +146,7 @@ def nbytes(
 
 
 class AddressBook:
-    """All addresses of a run of ``n_loops`` loops, in the order they fire, by any name."""
+    """All addresses of a run of ``n_loops`` loops, in the order they fire."""
 
     def __init__(self, site_map: SiteMap, n_loops: int) -> None:
         self.site_map, self.n_loops = site_map, n_loops
@@ -178,7 +170,7 @@ class AddressBook:
         self.at = {entry.key: entry for entry in entries}
 
     def _in_order(self) -> Iterator[tuple[Sites, str, LayerKey, bool]]:
-        """Sites that fire together, their prefix and place, and whether they are of a readout."""
+        """Sites that fire together, their prefix and place, and whether they are in a readout."""
         sites, numbers, top = self.site_map, count(), ("top", None, None)
 
         def layers(section: str, loop: int | None = None) -> Iterator[Any]:
@@ -197,14 +189,33 @@ class AddressBook:
         yield sites.final, "", top, True
 
     def component(self, name: str) -> str:
-        """The full component name for a TransformerLens short name ("pattern", "resid_post")."""
+        """The full name of a TransformerLens short name ("pattern", "resid_post")."""
         component = self._full_component(name)
         if component is None:
             raise unknown_name("component", str(name), self.components, HookError)
         return component
 
+    def has(self, component: str) -> bool:
+        """Whether it is the full or short name of a component."""
+        return self._full_component(component) is not None
+
+    def at_indices(self, component: str, *indices: int) -> str:
+        """The full name of a component of the block at ``(loop, layer)``, or at one index.
+
+        One index is the loop of a component that fires once per loop; of others, the layer of the
+        run, as TransformerLens counts them.
+        """
+        component = self.component(component)
+        if len(indices) == 2:
+            loop, layer = indices
+            return self.site(component, loop=loop, layer=layer)  # type: ignore[return-value]
+        if component in self.per_loop:
+            return self.site(component, loop=indices[0])  # type: ignore[return-value]
+        total = self.site_map.layers_total(self.n_loops)
+        return f"blocks.{resolve_index(indices[0], total, 'layer')[0][0]}.{component}"
+
     def short(self, component: str) -> str:
-        """The short name of a component ("z", "resid_pre"), if it has one."""
+        """The short name of a component ("z", "resid_pre"), if any."""
         short = component.rpartition("hook_")[2]
         return short if self._full_component(short) == component else component
 
@@ -222,7 +233,7 @@ class AddressBook:
         layer: Index = None,
         section: str = "block",
     ) -> str | list[str]:
-        """The work of :meth:`loopinterp.models.hooks.LoopHooks.site`."""
+        """Implements :meth:`loopinterp.models.hooks.LoopHooks.site`."""
         component = self.component(component)
         if section not in self._sizes:
             raise unknown_name("section", section, self._sizes, HookError)
@@ -249,7 +260,6 @@ class AddressBook:
         return names[0] if one_loop and one_layer else names
 
     def resolve(self, name: str) -> str:
-        """The full name for a hook name or an alias (``loops.{t}.blocks.{l}.…``)."""
         # Names of TransformerLens' bridge: blocks.3.hook_in, blocks.3.hook_out.
         if bridged := re.fullmatch(r"(blocks\.\d+)\.hook_(in|out)", name):
             end = "pre" if bridged[2] == "in" else "post"
@@ -273,7 +283,6 @@ class AddressBook:
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> InputError:
-        """The error for an unknown name: beyond the run, behind a flag, or misspelt."""
         number, loops = re.match(r"^(blocks|loops)\.(\d+)\.", name), self.n_loops
         layers = self.site_map.layers_total(loops)
         total = layers if number and number[1] == "blocks" else loops
@@ -291,7 +300,6 @@ class AddressBook:
         return unknown_name("hook", name, self.addresses, HookError)
 
     def targets(self, name: object) -> list[Address]:
-        """The addresses of a name, a list of names, or a predicate."""
         if callable(name):
             return [self.addresses[full] for full in self.select(name)]
         names = list(flat_names(name, "name of a hook"))
@@ -301,9 +309,9 @@ class AddressBook:
         return [self.addresses[full] for full in dict.fromkeys(map(self.resolve, names))]
 
     def select(self, names_filter: object, loops: Index = None) -> list[str]:
-        """The names that a filter keeps, inside the given loops if not None.
+        """The names that a filter keeps, only of the given loops unless None.
 
-        The filter is None for all, a name, alias or component, several of these, or a predicate.
+        The filter is None (all), a name, alias or component, several of these, or a predicate.
         """
         plain = names_filter is None or isinstance(names_filter, str)
         if not plain or not (loops is None or isinstance(loops, int)):
@@ -339,7 +347,6 @@ class AddressBook:
 
 
 def flat_names(names: object, what: str) -> Iterator[str]:
-    """The names in a name or in nested lists of names."""
     if isinstance(names, str):
         yield names
     elif isinstance(names, Iterable) and not isinstance(names, bytes):
@@ -351,7 +358,7 @@ def flat_names(names: object, what: str) -> Iterator[str]:
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
-    """Indices along an axis as a list, counted from 0; and whether the index is a single one."""
+    """Indices counted from 0, and whether the index is a single one."""
     if index is None:
         return list(range(size)), False
     if isinstance(index, slice):

@@ -1,4 +1,4 @@
-"""Multi-head attention: fused, with its scores in sight, or block by block within a window."""
+"""Multi-head attention: fused, with visible scores, or in blocks within a window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _of_each_head(which: int, name: str) -> tuple[property, property]:
-    """Weights and biases of queries, keys or values, in TransformerLens' shapes."""
+    """Weights and biases of queries, keys or values, shaped as in TransformerLens."""
 
     def tensor_of_heads(kind: str, shape: str) -> property:
         def part(self: Attention) -> Tensor:
@@ -37,8 +37,6 @@ def _of_each_head(which: int, name: str) -> tuple[property, property]:
 
 
 class Attention(nn.Module):
-    """Multi-head attention. Queries, keys and values are one matrix product."""
-
     def __init__(self, config: LoopedTransformerConfig) -> None:
         super().__init__()
         self.n_heads, self.d_head = config.n_heads, config.head_width
@@ -52,7 +50,6 @@ class Attention(nn.Module):
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """Output weights of each head."""
         axes = "d_model (head d_head) -> head d_head d_model"
         return rearrange(with_weights(self.out).weight, axes, head=self.n_heads)
 
@@ -67,7 +64,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
 
-        ``forks`` are inputs of queries, keys and values in place of ``x``, head by head.
+        ``forks`` replace ``x`` as input of queries, keys and values, per head.
         """
         batch, n_pos, _ = x.shape
         # [batch, pos, qkv, head, d_head], then each part [batch, head, pos, d_head].
@@ -110,8 +107,8 @@ def attend(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` for each head, with its hooks.
 
-    Fused, or block by block within a window, unless scores or pattern are hooked. Fewer heads of
-    keys and values serve several heads of queries in a row. ``turn`` applies rotary angles.
+    Fused, or in blocks within a window, unless scores or pattern are hooked. Consecutive query
+    heads may share a key head. ``turn`` applies rotary angles.
     """
     q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
     if context.rotation is not None:
@@ -140,7 +137,7 @@ def attend(
 def _show(
     tap: Tap, name: str, x: Float[Tensor, "batch head pos d_head"]
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Past hooks in TransformerLens' order of axes: batch, pos, head, d_head."""
+    """Pass hooks in TransformerLens' order of axes: batch, pos, head, d_head."""
     return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
 
 
@@ -149,7 +146,7 @@ def _scores(
     k: Float[Tensor, "batch head key d_head"],
     context: AttentionContext,
 ) -> Float[Tensor, "batch head query key"]:
-    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where attention is barred."""
+    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where barred."""
     # [batch, head, query, key]; q is scaled first, which is fewer products than scaling scores.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if context.mask is not None:
@@ -171,7 +168,7 @@ def _windowed_attention(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
 
-    The mask is a bias at :func:`block_places`, minus infinity on padding and outside the window.
+    ``mask`` is a bias for each block, minus infinity on padding and outside the window.
     """
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos
@@ -187,7 +184,7 @@ def _windowed_attention(
 
 
 NEAR = 8
-"""A window up to which :func:`attend_near` is quicker in the few positions of a cone."""
+"""Widest window for which :func:`attend_near` is quicker in a light cone."""
 
 
 def attend_near(
@@ -201,12 +198,10 @@ def attend_near(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Attention of few positions within a narrow causal window, distance by distance.
 
-    With so few keys this is quicker than a matrix product for each head of each example.
-
     Args:
-        k: Keys of ``window`` positions before the first query, and of those of the queries.
+        k: Keys of the ``window`` positions before the first query, and of the queries' positions.
         bias: Added to the scores of each distance 0 .. window.
-        first: The position of the first query of each example; keys before 0 are barred.
+        first: Position of the first query of each example; keys before 0 are barred.
     """
     n_pos, q = q.shape[2], q * q.shape[-1] ** -0.5
     # The keys at each distance back, for all queries at once: [distance, batch, head, pos].

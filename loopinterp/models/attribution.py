@@ -1,14 +1,13 @@
-r"""Direct logit attribution: the parts of a logit by the writers of the stream, at any loop.
+r"""Direct logit attribution: what each writer to the stream adds to a logit, at any loop.
 
-With the scale of every norm and gate fixed to the run's, everything between a writer and the
-logit is a linear map of the stream, and its transpose carries the logit's direction back:
+With the scale of norms and gates fixed to the run's, the path from a writer to the logit is a
+linear map of the stream. Its transpose carries the logit's direction back:
 
 .. math::
     x \mapsto D x + b: \qquad d \cdot (D x + b) = (D^\top d) \cdot x + d \cdot b
 
-So ``logit = direction . stream + the parts so far`` at every place, and the parts add up to the
-logit. A model declares its own backward steps (:class:`Attributable`). TransformerLens'
-``logit_attrs`` does this through the final norm only, without its weight.
+So ``logit = direction . stream + the parts so far`` at every place, and the parts sum to the logit.
+TransformerLens' ``logit_attrs`` does this through the final norm only, without its weight.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def for_logit_attribution(name: str) -> bool:
-    """Whether ``cache.logit_attribution`` reads an activation: a ``names_filter`` for its runs.
+    """Whether ``cache.logit_attribution`` needs an activation: a ``names_filter`` for runs.
 
     Example:
         >>> [for_logit_attribution(f"blocks.0.{x}") for x in ("attn.hook_z", "attn.hook_pattern")]
@@ -49,8 +48,8 @@ def for_logit_attribution(name: str) -> bool:
 class AttributionPass:
     """The linear backward pass of direct logit attribution.
 
-    It begins at the logits of the classes ``plus``, less those of ``minus``, and ends at the state
-    before a loop. At one place after the other it reads activations by component and notes parts.
+    It starts at the logits of the classes ``plus`` minus those of ``minus``, and ends at the state
+    before a loop. At each place it reads activations by component and records parts.
     """
 
     direction: Float[Tensor, "*batch pos d_state"]
@@ -69,11 +68,10 @@ class AttributionPass:
         self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
 
     def at(self, **place: int) -> None:
-        """Go to a place: ``loop=``, ``layer=``, both, or neither; a layer alone is of the coda."""
+        """Move to ``loop=``, ``layer=``, both, or neither; a layer alone is in the coda."""
         self._place = place
 
     def read(self, component: str) -> Tensor:
-        """An activation at this place, in the type of the computation."""
         words = (("loop", "loops"), ("layer", "blocks" if "loop" in self._place else "coda"))
         steps = [f"{word}.{self._place[axis]}" for axis, word in words if axis in self._place]
         return self._read(".".join([*steps, component])).to(self._dtype)
@@ -81,7 +79,7 @@ class AttributionPass:
     # Parts
 
     def add(self, name: str, logit: Tensor, part: str = "", *, head: int | None = None) -> None:
-        """Note what a part adds to the logit; ``part`` is its kind, where not its name."""
+        """Record what a part adds to the logit; ``part`` is its kind if other than ``name``."""
         place = self._place if head is None else {**self._place, "head": head}
         words = {"loop": "loop", "layer": "layer" if "loop" in place else "coda layer"}
         where = [f"{word} {place[axis]}" for axis, word in words.items() if axis in place]
@@ -91,7 +89,7 @@ class AttributionPass:
         self.parts.append(({"component": label, "part": part or name, **indices}, logit))
 
     def write(self, name: str, x: Tensor, part: str = "") -> None:
-        """Note what a vector written to the stream here adds to the logit."""
+        """Record what a vector written to the stream adds."""
         # [batch, pos]: the dot product of the vector with the direction of the logit.
         self.add(name, (x.to(self._dtype) * self.direction).sum(-1), part)
 
@@ -102,7 +100,7 @@ class AttributionPass:
         *,
         gate: str | None = None,
     ) -> None:
-        """Note the parts of ``sum_h (gate z)_h W_O[h] + b``; ``gate`` is a component, if any."""
+        """Record the parts of ``sum_h (gate z)_h W_O[h] + b``."""
         z = self.read("attn.hook_z")  # [batch, pos, head, d_head]
         if gate is not None:
             z = z * self.read(gate)
@@ -117,7 +115,7 @@ class AttributionPass:
     # Maps of the stream
 
     def through_unembedding(self, weight: Tensor, bias: Tensor | None) -> None:
-        """``logits = W x + b``: the pass begins with the rows of the classes."""
+        """``logits = W x + b``: start with the rows of the classes."""
         if bias is not None:
             self.at()
             self.add("unembedding bias", self._of_classes(bias))
@@ -137,7 +135,7 @@ class AttributionPass:
     ) -> None:
         """``x -> (x - mean) / scale * weight + bias``, or ``x -> x / scale * weight``.
 
-        ``site`` is the norm's hook name, ``name`` that of its bias, where it differs.
+        ``site`` is the norm's hook name, ``name`` the label of its bias if other than that.
         """
         if bias is not None:
             self.write(f"{name or site} bias", bias, "norm bias")
@@ -158,7 +156,7 @@ class AttributionPass:
 
     @contextmanager
     def branch(self) -> Iterator[None]:
-        """A branch that is added to the stream: the stream's direction stays."""
+        """A branch that is added to the stream; afterwards, restore the stream's direction."""
         stream = self.direction
         yield
         self.direction = stream
@@ -166,10 +164,10 @@ class AttributionPass:
 
 @runtime_checkable
 class Attributable(Protocol):
-    """A model with backward steps of attribution through its readout and a loop."""
+    """A model with the backward steps of its readout and loop."""
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        """From the logits to the state that they are read from."""
+        """From the logits to the state they are read from."""
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         """From the state after a loop to the state before it."""
@@ -185,10 +183,7 @@ def attribute_logit(
     loop: int,
     from_loop: int,
 ) -> xr.DataArray:
-    """The work of :meth:`~loopinterp.models.LoopedCache.logit_attribution`, which documents it.
-
-    The model is an :class:`Attributable`, unrolled over the loops of the run.
-    """
+    """Implements :meth:`~loopinterp.models.LoopedCache.logit_attribution`, for unrolled models."""
     state = read(f"loops.{loop}.hook_state_post").to(model.device, model.dtype)
     # Coda and final norm are run again on the state, as if the run had ended at this loop.
     again = [a for a in model.addresses().addresses.values() if a.in_readout]
@@ -219,9 +214,9 @@ def attribute_logit(
 
 @torch.no_grad()
 def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> None:
-    """Raise if hooks or new weights make the model's readout another one than the run's.
+    """Raise if hooks or new weights make the model's readout differ from the run's.
 
-    ``own_last_loop``: whether the loop after which the run was read is the one attributed.
+    ``own_last_loop``: whether the attributed loop is the one the run was read after.
     """
     if own_last_loop and bool(run.by_example):
         expected, fix = "one loop to read every example after", "Pass e.g. loop=0."
@@ -264,7 +259,7 @@ def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"
 def _named(
     parts: list[tuple[dict[str, Any], Tensor]], classes: list[Tensor], logits: Tensor
 ) -> xr.DataArray:
-    """The parts under their names; raise unless they add up."""
+    """The named parts; raise unless they sum to the logits."""
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]

@@ -1,15 +1,26 @@
-"""The cache of a looped run: TransformerLens' ActivationCache, with the loop axis."""
+"""The cache of a looped run: TransformerLens' ActivationCache with a loop axis."""
 
 from __future__ import annotations
 
+import re
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens.ActivationCache import ActivationCache
+from transformer_lens.utilities import get_act_name
 
-from loopinterp.core.errors import CheckpointError, HookError, InputError, check_integer
-from loopinterp.core.text import as_table
+from loopinterp.core.boundary import resolve_device
+from loopinterp.core.errors import (
+    CheckpointError,
+    HookError,
+    InputError,
+    UnknownKeyError,
+    check_integer,
+    unknown_name,
+)
+from loopinterp.core.text import as_table, brief
 from loopinterp.models.addresses import Index, resolve_index
 from loopinterp.models.attribution import Attributable, attribute_logit, need_own_readout
 from loopinterp.models.checkpoints import read_activations, read_index, write_activations
@@ -25,15 +36,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MissingActivationError(HookError, KeyError):
+class MissingActivationError(HookError, UnknownKeyError):
     """An activation is not in the cache; a KeyError too, for TransformerLens' own code."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without the entries of a published one about its files."""
+    """A published model's configuration without entries about its files."""
     published = config.get("published")
     if not isinstance(published, dict):
         return config
@@ -56,13 +64,13 @@ _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its 
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
-    """The name of a site, and "_grad" if the name was that of its gradient."""
+    """A site's name, and "_grad" if it ended so."""
     site = name.removesuffix("_grad")
     return site, name[len(site) :]
 
 
 def _need_folded(model: Any, method: str) -> None:
-    """Raise if the final norm of a model of ours has weights of its own."""
+    """Raise if the final norm of a ``LoopedTransformer`` has weights."""
     norm = getattr(model, "ln_final", None)
     weighted = norm is not None and not bool((norm.weight == 1).all())
     if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):
@@ -73,7 +81,7 @@ def _need_folded(model: Any, method: str) -> None:
 def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
     """A method of TransformerLens' cache that raises where its result would mislead.
 
-    With ``folded``, also at a final norm with weights.
+    With ``folded``, also if the final norm has weights.
     """
 
     def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
@@ -92,9 +100,8 @@ def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
 class LoopedCache(ActivationCache):
     """Activations of every loop of one run.
 
-    Any name of TransformerLens gives ``[batch, …]``; :meth:`stack` gives the loop axis. Axis
-    order is always loop, layer, batch, head, pos, feature. The ``model`` is unrolled over the
-    loops of the run (``model.unroll(n_loops)``), and ``readout`` is the end of the run.
+    Any TransformerLens name gives ``[batch, …]``; :meth:`stack` adds the loop axis. ``model`` is
+    unrolled (``model.unroll(n_loops)``); ``readout`` is the end of the run.
 
     Example:
         >>> import torch
@@ -125,25 +132,56 @@ class LoopedCache(ActivationCache):
         return f"LoopedCache({len(self)} activations of {self.n_loops} loops, {size})"
 
     def _repr_html_(self) -> str:
-        return as_table(repr(self), self.items())
+        """In a notebook: a row for each kind of activation, with the number of its layers."""
+        kinds: dict[tuple[str, str], list[Tensor]] = {}
+        for name, x in self.items():
+            kinds.setdefault((re.sub(r"\.\d+(?=\.)", ".*", name), brief(x)), []).append(x)
+        rows = [
+            (f"{kind} × {len(same)}" if len(same) > 1 else kind, same[0])
+            for (kind, _), same in kinds.items()
+        ]
+        return as_table(repr(self), rows)
 
     n_loops = property(lambda self: self.model.n_loops, doc="Loops of the run.")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all activations; one with two names counts twice."""
+        """Bytes of all activations; those with two names count twice."""
         return sum(x.numel() * x.element_size() for x in self.cache_dict.values())
 
     def __getitem__(self, key: Any) -> Tensor:
-        """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
-        alias = isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda."))
-        if alias and key not in self.cache_dict:
-            site, gradient = _split_gradient(key)
-            key = self.model.addresses().resolve(site) + gradient
+        """By full name, alias (``loops.{t}.blocks.{l}.…``), or a component with its indices.
+
+        ``cache["z", loop, layer]`` has the layer of the block; ``cache["state_post", loop]`` is of
+        a component that fires once per loop; ``cache["z", n]`` counts the layers of the whole run,
+        as TransformerLens does. Components have their full or short name.
+
+        Raises:
+            HookError: If there is no such activation, or it was not cached; a KeyError too.
+        """
         try:
-            return super().__getitem__(key)
-        except KeyError as error:
-            raise self._missing(str(key)) from error
+            full = key if isinstance(key, str) and key in self.cache_dict else self._full_name(key)
+        except HookError as error:  # an index out of range, or no such hook
+            told = {"expected": error.expected, "given": error.given, "fix": error.fix}
+            raise MissingActivationError(error.what, **told) from error
+        try:
+            return super().__getitem__(full)
+        except (KeyError, TypeError) as error:
+            raise self._missing(key) from error
+
+    def _full_name(self, key: Any) -> Any:
+        """The full name of an alias or of a component with indices; other keys as they are."""
+        book = self.model.addresses()
+        if isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda.")):
+            site, gradient = _split_gradient(key)
+            return book.resolve(site) + gradient
+        if not (isinstance(key, tuple) and len(key) in (2, 3) and isinstance(key[0], str)):
+            return key
+        name, *indices = key
+        site, gradient = _split_gradient(name)
+        if not (book.has(site) and all(isinstance(index, Integral) for index in indices)):
+            return key  # one of TransformerLens' other short forms, as ("scale", 0, "ln1")
+        return f"{book.at_indices(site, *map(int, indices))}{gradient}"
 
     def stack(
         self, component: str, *, layer: Index = -1, loops: Index = None
@@ -151,14 +189,11 @@ class LoopedCache(ActivationCache):
         """One component at several loops, stacked.
 
         Args:
-            component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with "_grad" at its
-                end the gradients of a run with ``incl_bwd=True``.
-            layer: Layer of the tied block; a slice or list adds a layer axis after the loop
-                axis. Unused by components that fire once per loop.
-            loops: Loops to stack; all that are in the cache if None.
-
-        Raises:
-            HookError: If there is no such component or index, or the activation was not cached.
+            component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with the suffix
+                "_grad", gradients of a run with ``incl_bwd=True``.
+            layer: Layer of the tied block; a slice or list adds a layer axis after the loop axis.
+                Unused by components that fire once per loop.
+            loops: Loops to stack; all cached ones if None.
         """
         book = self.model.addresses()
         site, gradient = _split_gradient(component)
@@ -184,8 +219,8 @@ class LoopedCache(ActivationCache):
     ) -> tuple[Float[Tensor, "part batch pos d_model"], list[str]]:
         """The summands of one loop's stream before its loop norm, with labels.
 
-        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``. A
-        block that norms the stream itself (``norm="post"``) is an ``InputError``.
+        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``.
+        Blocks that norm the stream itself (``norm="post"``) raise an ``InputError``.
         """
         config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
@@ -212,33 +247,30 @@ class LoopedCache(ActivationCache):
         loop: int | None = None,
         from_loop: int | None = None,
     ) -> xr.DataArray:
-        """Direct logit attribution: the part of each writer in the logit read after a loop.
+        """Direct logit attribution: what each writer adds to the logit read after a loop.
 
-        Every norm on the way (of a sublayer's output, of the loop, of the readout) has its scale
-        fixed to this run's. The logit is then a plain sum over each head, attention bias, MLP
-        (its bias included), injection, norm bias, and the state before ``from_loop``. The effect
-        of a part through later heads and MLPs is in theirs.
+        Every norm on the way (of a sublayer's output, the loop, the readout) has its scale fixed to
+        this run's. The logit is then a sum over heads, attention biases, MLPs, injections, norm
+        biases, and the state before ``from_loop``. Effects through later heads and MLPs count as
+        theirs.
 
         Args:
             tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
-            incorrect_tokens: Classes whose logits are subtracted: a logit difference.
-            loop: The loop after which the logits are read; the last if None (needed for a run with
-                a number of loops for each example).
-            from_loop: The first loop that is decomposed, up to ``loop``; ``loop`` alone if None.
-                With 0, ``groupby("loop").sum()`` gives the part of each loop.
+            incorrect_tokens: Classes whose logits are subtracted, for a logit difference.
+            loop: The loop after which the logits are read; the last if None.
+            from_loop: The first loop to decompose; only ``loop`` if None. With 0,
+                ``groupby("loop").sum()`` gives the part of each loop.
 
         Returns:
             ``[component, batch, pos]`` in the order of writing. A component has the coordinates
             ``part`` ("state", "injection", "head", "attention bias", "mlp", "norm bias",
-            "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has none, as coda
-            layers have no loop.
+            "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has none.
 
         Raises:
-            InputError: If a class or from_loop is out of range; if the cache lacks positions that
-                a coda reads; if the run's logits are not those of the model's readout, or the
-                parts do not add up, as after hooks, a coarse cast or a change of weights. A cache
-                without logits cannot show a change of the readout's weights.
-            HookError: If the loop is out of range, or an activation needed was not cached.
+            InputError: If the parts do not sum to the run's logits, as after hooks, a coarse cast
+                or a change of weights. (Without cached logits, changed readout weights go
+                unnoticed.)
+            HookError: If a needed activation was not cached.
 
         Example:
             >>> import torch
@@ -292,7 +324,7 @@ class LoopedCache(ActivationCache):
     )
 
     def apply_ln_to_stack(self, residual_stack: Any, layer: Any = None, **options: Any) -> Any:
-        """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm."""
+        """TransformerLens' ``apply_ln_to_stack``: parts of a stream, divided by a norm's scale."""
         needed = Needs(
             "a model with a pre-norm and a final norm",
             "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
@@ -305,19 +337,20 @@ class LoopedCache(ActivationCache):
         return super().apply_ln_to_stack(residual_stack, layer, **options)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
-        """Some examples of the batch."""
+        """The cache of some examples."""
         sliced = super().apply_slice_to_batch_dim(batch_slice)
         parts = sliced.cache_dict, self.model, sliced.has_batch_dim
         return LoopedCache(*parts, readout=self.readout)
 
     def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
-        """Move and cast in place, and return the cache."""
+        """Move and cast in place; return the cache."""
         kind, cached = check_dtype(dtype), self.cache_dict.items()
+        device = None if device is None else resolve_device(device)
         self.cache_dict = {name: x.to(device=device, dtype=kind) for name, x in cached}
         return self
 
     def save(self, folder: str | Path, *, max_shard_bytes: int = 512 * 1024**2) -> Path:
-        """Write safetensors shards and an index; an activation with two names is written once."""
+        """Write safetensors shards and an index."""
         folder, config = Path(folder), self.model.config.to_dict()
         header = {"n_loops": self.n_loops, "has_batch_dim": self.has_batch_dim, "config": config}
         tensors = self.cache_dict | ({} if self.readout is None else self.readout.tensors())
@@ -326,11 +359,7 @@ class LoopedCache(ActivationCache):
 
     @classmethod
     def load(cls, folder: str | Path, model: LoopHooks) -> LoopedCache:
-        """Read a cache back, for the model it was made with.
-
-        Raises:
-            CheckpointError: If a file is missing or damaged, or the model is another one.
-        """
+        """Read a cache back, for the model it was made with; another is a ``CheckpointError``."""
         folder = Path(folder)
         index = read_index(folder)
         if _without_files(index["config"]) != _without_files(model.config.to_dict()):
@@ -352,7 +381,18 @@ class LoopedCache(ActivationCache):
             raise CheckpointError(what, expected=expected, given=got, fix=fix)
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
-    def _missing(self, name: str) -> MissingActivationError:
-        what, got = f"activation {name!r}", f"a cache of {len(self)} others"
-        fix = "Run again with a names_filter that keeps it."
-        return MissingActivationError(what, expected="a cached one", given=got, fix=fix)
+    def _missing(self, key: Any) -> InputError:
+        """The error for an activation that the run has and the cache has not, or for no name."""
+        book, parts = self.model.addresses(), key if isinstance(key, tuple) else (key,)
+        name = str(next(iter(parts), ""))
+        site = _split_gradient(name)[0]
+        try:
+            full = _split_gradient(get_act_name(*parts))[0]
+        except TypeError:  # no short form of TransformerLens' either
+            full = None
+        if full in book.addresses or (book.has(site) and full is not None):
+            what, got = f"activation {key!r}", f"a cache of {len(self)} others"
+            fix = "Run again with a names_filter that keeps it."
+            return MissingActivationError(what, expected="a cached one", given=got, fix=fix)
+        known = [*book.addresses] if "." in site else [*map(book.short, book.components)]
+        return unknown_name("activation", name, known, MissingActivationError)

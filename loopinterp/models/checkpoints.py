@@ -13,6 +13,7 @@ from huggingface_hub import ModelHubMixin, snapshot_download
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import CheckpointError
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _CONFIG_FILE, _WEIGHTS_FILE = "config.json", "model.safetensors"
 
 HUB = "hf:"
-"""The start of a model's name on a hub, so that a mistyped path never asks one."""
+"""Prefix of a hub's models."""
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -46,12 +47,7 @@ class PretrainedMixin(ModelHubMixin):
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, *, push_to_hub: bool = False, **push_options: Any
     ) -> str | None:
-        """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
-
-        Raises:
-            InputError: If the folder cannot be written, options of a hub are given without one,
-                or the folder could not be read back as a layer has been changed.
-        """
+        """Write a model with unchanged layers to a folder; with ``push_to_hub``, also to a hub."""
         if not push_to_hub:
             refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
         self._save_pretrained(Path(save_directory))
@@ -74,15 +70,14 @@ class PretrainedMixin(ModelHubMixin):
         Args:
             pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
                 ``hf:owner/name`` for a model on a hub.
-            device: Device of the model.
             dtype: Type to cast the weights to; as saved if None.
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 
         Raises:
-            CheckpointError: If a file is missing, damaged, truncated, a pickle, or does not fit
-                the configuration beside it.
+            CheckpointError: If a file is damaged, a pickle, or does not fit the configuration.
         """
         kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
+        device = resolve_device(device)
         folder = _folder(name, hub_options)
         path = folder / _WEIGHTS_FILE
         settings = read_json_object(folder / _CONFIG_FILE)
@@ -107,7 +102,7 @@ class PretrainedMixin(ModelHubMixin):
 
 
 def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write configuration and weights; ``texts`` go to the metadata of the weights."""
+    """Write configuration and weights; ``texts`` go to the weights' metadata."""
     need_plain(model, "a model to be saved", saved=True)
     config = model.config.to_dict()
     about = {"config": config_hash(config), **texts}
@@ -116,7 +111,6 @@ def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProx
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
-    """The folder of that name, or that of the download from a hub."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
             expected = "a folder written by save_pretrained, or hf:owner/name on a hub"
@@ -136,7 +130,6 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str, *, fix: str
 ) -> None:
-    """Raise unless tensors have the expected names, shapes and types."""
     known, there = (
         {
             name: f"{tuple(x.shape)} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
@@ -172,7 +165,7 @@ def write_activations(
     *,
     max_shard_bytes: int,
 ) -> None:
-    """Write shards of at most ``max_shard_bytes``, and their index with the ``header``.
+    """Write shards of at most ``max_shard_bytes``, and their index with ``header``.
 
     An activation with two names is written once.
     """
@@ -201,7 +194,6 @@ def write_activations(
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a folder, checked."""
     path = folder / _INDEX
     index = read_json_object(path)
     try:
@@ -217,7 +209,6 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def read_activations(folder: Path, index: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The activations that an index names."""
     tensors: dict[str, Tensor] = {}
     for file in index["files"]:
         tensors |= read_tensors(folder / file)

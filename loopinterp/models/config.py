@@ -1,4 +1,4 @@
-"""The configuration of a looped transformer, and the hooks that each choice gives."""
+"""The configuration of a looped transformer, and its hooks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loopinterp.core.errors import MOST_LOOPS, ConfigError
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.models.addresses import SiteMap, norm_sites
 
-Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
+_Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
 Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
-Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+_Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 _LayerCount = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -24,57 +24,55 @@ _LayerCount = Annotated[int, Field(ge=0, le=1000)]
 class LoopedTransformerConfig(Settings):
     """Configuration of a :class:`~loopinterp.models.LoopedTransformer`.
 
-    ``n_loops=1`` with ``n_layers=4`` and absolute positions is an ordinary transformer:
-    baselines are configurations, not classes.
+    An ordinary transformer has ``n_loops=1`` and absolute positions.
 
     Attributes:
-        d_model: Width of the residual stream.
-        n_heads: Attention heads in each layer.
-        d_vocab_out: Output classes at each position.
-        d_vocab: Input tokens; exactly one of ``d_vocab`` and ``d_features`` is set.
+        d_model: Width of the stream.
+        n_heads: Attention heads per layer.
+        d_vocab_out: Output classes per position.
+        d_vocab: Input tokens; set either this or ``d_features``.
         d_features: Width of input feature vectors, embedded by a linear map.
-        n_loops: Loops of a run by default.
+        n_loops: Default number of loops.
         n_layers: Depth of the tied block.
-        n_prelude: Untied layers before the loop, run once.
+        n_prelude: Untied layers before the loop.
         n_coda: Untied layers after the loop, run once per readout.
         d_head: Width of a head; ``d_model // n_heads`` if None.
-        d_mlp: Neurons of each MLP; ``4 * d_model`` if None.
+        d_mlp: Neurons per MLP; ``4 * d_model`` if None.
         act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
-        causal: Whether a position attends to itself and earlier ones only.
-        attention_window: Hard window: a query attends to keys at most this far away (on a
-            ``grid``, in steps of a king); None for no window.
-        windowed_heads: Heads of each layer, the first ones, that keep to the window; None: all.
-        windowed_surround: Whether prelude and coda keep to the window too.
+        causal: Whether a position attends only to itself and earlier ones.
+        attention_window: Largest distance from query to key (in king's steps on a ``grid``); None:
+            any.
+        windowed_heads: Number of heads per layer, from the first, with the window; all if None.
+        windowed_surround: Whether prelude and coda have the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
-            distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number), ``rotary``, ``fire`` (a small MLP's bias from the distance as a share of the
-            query's position), or ``grid`` (square grids, row by row: a bias per head and offset
-            in rows and columns, clamped to ``relative_window``; not causal).
+            distance), ``abacus`` (index of a digit within its number), ``rotary``, ``fire`` (an
+            MLP's bias from the distance as a share of the query's position), or ``grid`` (square
+            grids, row by row: a bias per head and offset in rows and columns; not causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
-        relative_window: Distance at which the relative bias (``relative``, ``grid``) is clamped.
-        abacus_target: Whether abacus positions are added to the input or to queries and keys.
-        abacus_max_offset: Random offsets in training are drawn from 0 to this number.
+        relative_window: Clamps distances and offsets (``relative``, ``grid``).
+        abacus_target: Where abacus positions are added: the input, or queries and keys.
+        abacus_max_offset: Largest random offset in training.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
-        fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
-        norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
-            its output. ``gated`` norms its input, and a learned gate sigmoid(W h + b) of the
-            stream scales its output (the output gate of arXiv 1910.06764).
+        fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
+        norm: Place of each sublayer's norm. ``sandwich`` (peri): its input and output. ``gated``:
+            its input, with its output scaled by sigmoid(W h + b) of the stream (the output gate of
+            arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits that each loop rounds its state to, after the loop norm: the model
-            is a finite automaton of ``2 ** state_code`` states per position. None: no rounding.
-        injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
-            ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
-            to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
-            ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
+        state_code: Sign bits to which each loop rounds its state, after the loop norm:
+            ``2 ** state_code`` states per position. None: no rounding.
+        injection: Where the embedding e enters each loop. ``input``: f(h + e). ``gated_output``:
+            f(h) + gate * e, with a learned scalar. ``sublayer``: added to each sublayer's normed
+            input. ``concat``: f(W_h h + W_e e), external recall. ``internal``: sublayers read W_h
+            norm(h) + W_e e, internal recall.
         injection_gate: Initial gate of ``gated_output``.
         initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same for the same
             shape), or ``code``: all bits -1, with a ``state_code``.
         noise_std: Standard deviation of an initial ``noise``.
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
-        init_std: Standard deviation of initial weights; PyTorch's own initialisation if None.
+        init_std: Standard deviation of initial weights; PyTorch's initialisation if None.
 
     Example:
         >>> config = LoopedTransformerConfig(d_model=64, n_heads=4, d_vocab=6, d_vocab_out=2)
@@ -93,12 +91,12 @@ class LoopedTransformerConfig(Settings):
     n_coda: _LayerCount = 0
     d_head: PositiveInt | None = None
     d_mlp: PositiveInt | None = None
-    act_fn: Activation = "gelu"
+    act_fn: _Activation = "gelu"
     causal: bool = True
     attention_window: NonNegativeInt | None = None
     windowed_heads: PositiveInt | None = None
     windowed_surround: bool = True
-    positions: Positions = "none"
+    positions: _Positions = "none"
     n_ctx: Annotated[
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
     ] = None
@@ -135,7 +133,7 @@ class LoopedTransformerConfig(Settings):
                 raise ConfigError(name, expected=expected, given=got, fix=f"Change {name}.")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Conditions between settings: a name, whether its value fits, the expected one."""
+        """Conditions between settings: name, whether the value fits, the expected one."""
         window, heads = self.attention_window, self.n_heads
         one_input = (self.d_vocab is None) != (self.d_features is None)
         yield "d_vocab", one_input, "exactly one of d_vocab and d_features"
@@ -169,17 +167,17 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def head_width(self) -> int:
-        """``d_head``, or ``d_model // n_heads`` where it is not set."""
+        """``d_head``, or ``d_model // n_heads`` if not set."""
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
 
     @property
     def mlp_width(self) -> int:
-        """``d_mlp``, or ``4 * d_model`` where it is not set."""
+        """``d_mlp``, or ``4 * d_model`` if not set."""
         return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
     @property
     def window_of_all_heads(self) -> int | None:
-        """``attention_window`` along the sequence; None where some head sees past it."""
+        """``attention_window`` along the sequence; None if some head sees beyond it."""
         bounded = self.windowed_heads in (None, self.n_heads) and self.positions != "grid"
         return self.attention_window if bounded else None
 
@@ -189,11 +187,11 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def token_input(self) -> bool:
-        """Whether the model reads tokens (else feature vectors)."""
+        """Whether the input is tokens, not feature vectors."""
         return self.d_vocab is not None
 
     def layers_total(self, n_loops: int) -> int:
-        """Layers of a run unrolled over its loops: ``n_prelude + n_loops * n_layers + n_coda``."""
+        """``n_prelude + n_loops * n_layers + n_coda``."""
         return self.n_prelude + n_loops * self.n_layers + self.n_coda
 
     @property
@@ -205,19 +203,19 @@ class LoopedTransformerConfig(Settings):
 
 
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
-"""Each head's own copy of the stream, as input of its queries, keys and values."""
+"""Each head's own copy of the stream, as input of queries, keys and values."""
 
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
     "use_attn_result": ("attn.hook_result",),
     "use_hook_mlp_in": ("hook_mlp_in",),
 }
-"""Sites that exist only while a flag of TransformerLens is on."""
+"""Sites that exist only while a TransformerLens flag is on."""
 
 
 @lru_cache(maxsize=256)
 def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozenset()) -> SiteMap:
-    """The sites of a ``LoopedTransformer``, with those of TransformerLens' flags that are on."""
+    """The sites of a ``LoopedTransformer`` with these TransformerLens flags on."""
     layer = _layer_sites(config, flags)
     opening, closing = {"hook_state_pre": "residual"}, {}
     if config.injection != "none":
@@ -248,7 +246,7 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
 
 
 def _layer_sites(config: LoopedTransformerConfig, flags: frozenset[str]) -> dict[str, str]:
-    """Component names of one layer, in the order they fire, with the kind of tensor each holds."""
+    """Sites of one layer, in the order they fire."""
     before = config.norm in ("pre", "sandwich", "gated")
     sandwich, after = config.norm == "sandwich", config.norm == "post"
     gated, rotary = config.norm == "gated", config.positions == "rotary"

@@ -1,4 +1,4 @@
-"""Conversion of other models, a task's vocabulary, folded norms."""
+"""Converts other models, a task's vocabulary and folded norms."""
 
 from __future__ import annotations
 
@@ -40,22 +40,20 @@ def convert_model(
     activations: Mapping[str, Tensor] | None = None,
     tolerance: PositiveFloat = 1e-5,
 ) -> LoopedTransformer:
-    """A ``LoopedTransformer`` with given weights, if it agrees with the original.
+    """A ``LoopedTransformer`` with given weights, checked against the original model.
 
     Args:
         original: The original model, with the four methods.
-        config: Its architecture.
         weights: The weights under the names of ``LoopedTransformer(config).state_dict()``, all of
             one floating-point type; matrices are ``[out, in]``, as in ``torch.nn.Linear``.
-        inputs: Inputs on which the two must agree, for ``n_loops`` loops.
+        inputs: Inputs on which both must agree, for ``n_loops`` loops.
         activations: The original's activations on these inputs by name or alias (such as
-            ``loops.0.blocks.0.attn.hook_pattern``), to find a difference inside a loop.
+            ``loops.0.blocks.0.attn.hook_pattern``), to locate a difference inside a loop.
         tolerance: Largest difference of any number, relative to the largest number of its tensor,
             or to 1 where that is smaller.
 
     Raises:
-        InputError: If a weight is missing, unknown, or of another shape or type; or if the two
-            differ, with the first place (:func:`first_difference`).
+        InputError: If the models differ, with the first place (:func:`first_difference`).
     """
     tensors = [x for x in weights.values() if isinstance(x, torch.Tensor)]
     dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
@@ -79,10 +77,8 @@ class Difference:
     """The first difference between an original model and a converted one.
 
     Attributes:
-        site: ``embed``, ``initial_state``, ``loop t``, ``readout after t loops``, or the name of an
-            activation.
-        theirs: The original's number there, or the shape of its tensor where shapes differ.
-        ours: The converted model's.
+        site: ``embed``, ``initial_state``, ``loop t``, ``readout after t loops``, or an activation.
+        theirs: The original's number there; its tensor's shape where shapes differ.
         place: Index of the number in its tensor; None where shapes differ.
     """
 
@@ -108,13 +104,10 @@ def first_difference(
     activations: Mapping[str, Tensor] | None = None,
     tolerance: PositiveFloat = 1e-5,
 ) -> Difference | None:
-    """The first difference between a converted model and the original, if any.
+    """The first difference between a converted model and the original; None if they agree.
 
     Arguments are those of :func:`convert_model`. Each loop of both starts from the original's
-    state, so that a difference is found in the loop where it arises.
-
-    Raises:
-        InputError: If the original is no looped model, or an activation is not of a loop.
+    state.
     """
     need_model(original)
     book = converted.addresses(n_loops)
@@ -126,7 +119,7 @@ def first_difference(
     theirs, ours = bind(original, inputs), bind(converted, inputs)
 
     def compared() -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Pairs of tensors in the order of the computation; a loop's activations within it."""
+        """Pairs of tensors in the order of the computation."""
         yield "embed", theirs.e, ours.e
         yield "initial_state", theirs.h0, ours.h0
         before = theirs.h0
@@ -174,15 +167,11 @@ def _of_model(name: str) -> property:
 
 
 class WithVocabulary(nn.Module):
-    """A looped model that reads a task's tokens, and answers in its classes.
+    """A looped model that reads a task's tokens and answers in its classes.
 
     Args:
-        model: Any looped model, with a vocabulary of its own.
         tokens: The model's token for each token of the task; unchanged if None.
         answers: The model's output for each answer class of the task; unchanged if None.
-
-    Raises:
-        InputError: If the model declares fewer tokens or outputs than are named.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -235,13 +224,12 @@ class WithVocabulary(nn.Module):
         return declared(self.model, "d_vocab_out") if self.answers is None else len(self.answers)
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """The model's, of its own tokens."""
+        """The model's embedding of its tokens."""
         return self.model.embed(self._own_tokens(inputs))
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The model's."""
         return self.model.initial_state(e)
 
     def step(
@@ -250,17 +238,16 @@ class WithVocabulary(nn.Module):
         e: Float[Tensor, "batch pos d_model"],
         loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The model's."""
         return CheckedModel(self.model).step(h, e, loop)
 
     def readout(
         self, h: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The model's, at the answers of the task."""
+        """The model's logits of the task's answers."""
         return self._answers(self.model.readout(h))
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
-        """The model's own iteration, with the answers of the task."""
+        """The model's iteration, with the task's answers."""
         bound = bind(self.model, self._own_tokens(inputs))
         return dataclasses.replace(bound, readout=lambda h: self._answers(bound.readout(h)))
 
@@ -281,24 +268,13 @@ def fold_vocabulary(
     tokens: Sequence[int] | None = None,
     answers: Sequence[int] | None = None,
 ) -> LoopedTransformer:
-    r"""The model with the rows of embedding and unembedding of a task's words.
+    r"""The model with only the rows of embedding and unembedding that a task uses.
 
     It computes the same as :class:`~loopinterp.models.WithVocabulary`, and has hooks:
 
     .. math:: E'_k = E_{\text{tokens}[k]}, \qquad U'_k = U_{\text{answers}[k]}
 
-    Arguments are those of :class:`~loopinterp.models.WithVocabulary`. A tied unembedding becomes
-    untied; the new model has no :attr:`task`.
-
-    Example:
-        >>> import torch
-        >>> from loopinterp.models import LoopedTransformerConfig
-        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=100, d_vocab_out=100)
-        >>> model, x = LoopedTransformer(config), torch.tensor([[2, 48, 49]])
-        >>> folded = fold_vocabulary(model, tokens=[48, 49, 2], answers=[48, 49])
-        >>> expected = model(x, n_loops=3)[..., [48, 49]]
-        >>> torch.allclose(folded(torch.tensor([[2, 0, 1]]), n_loops=3), expected, atol=1e-6)
-        True
+    A tied unembedding becomes untied; the new model has no :attr:`task`.
     """
     _need_ours(model, "fold_vocabulary")
     config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
@@ -327,25 +303,12 @@ def fold_vocabulary(
 
 
 def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
-    r"""The model with the weights of its final norm in the unembedding.
+    r"""The same model with the final norm's weights folded into the unembedding.
 
     .. math:: W_U' = \operatorname{diag}(w) W_U, \qquad b_U' = b_U + b W_U, \qquad w' = 1, \; b' = 0
 
-    It computes the same. TransformerLens' direct logit attribution, which reads along ``W_U``
-    alone, needs such a model. A tied unembedding becomes untied.
-
-    Raises:
-        InputError: If the model is no ``LoopedTransformer``, or has no final norm.
-
-    Example:
-        >>> import torch
-        >>> from loopinterp.models import LoopedTransformerConfig
-        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=5)
-        >>> model, x = LoopedTransformer(config), torch.tensor([[0, 3, 1]])
-        >>> with torch.no_grad():
-        ...     _ = model.ln_final.weight.mul_(2), model.ln_final.bias.add_(1)
-        >>> torch.allclose(fold_final_norm(model)(x, n_loops=3), model(x, n_loops=3), atol=1e-5)
-        True
+    TransformerLens' direct logit attribution, which reads along ``W_U`` alone, needs such a model.
+    A tied unembedding becomes untied.
     """
     _need_ours(model, "fold_final_norm")
     if model.ln_final is None:

@@ -1,4 +1,4 @@
-"""Greedy decoding, with a cache of keys and values per loop and layer."""
+"""Greedy decoding with cached keys and values per loop and layer."""
 
 from __future__ import annotations
 
@@ -54,31 +54,29 @@ def greedy_decode(
         x_{p+1} = \operatorname{argmax}_v \; \operatorname{readout}(h_T)_{p, v}, \qquad
         h_{t+1} = \operatorname{step}(h_t, \operatorname{embed}(x_0 \dots x_p))
 
-    A causal :class:`~loopinterp.models.LoopedTransformer` keeps the keys and values of all
-    positions for every layer at every loop, so that a token costs one position. In half precision
-    its rounding may choose another of two likely tokens than a rerun would. Other models, and
-    models with hooks, are rerun on the whole sequence for each token.
+    A causal :class:`~loopinterp.models.LoopedTransformer` caches keys and values per layer and
+    loop, so that a token costs one position; in half precision, rounding may choose another likely
+    token than a rerun. Other models, and models with hooks, rerun the whole sequence.
 
-    An initial ``noise`` is drawn once, for the prompt with all new tokens. A rerun gets the same
-    noise only where ``d_model`` is a multiple of 16, as PyTorch draws it.
+    An initial ``noise`` is drawn once, for the prompt with all new tokens; a rerun draws the same
+    if ``d_model`` is a multiple of 16.
 
     Args:
-        model: A causal looped model that reads tokens and answers with tokens.
+        model: A causal looped model whose answers are its input tokens.
         prompts: Tokens ``[batch, pos]``, or lists of tokens of any lengths.
-        n_loops: Loops of each token, or a number for each example, at every length.
+        n_loops: Loops for each token, or a number for each example.
         max_new_tokens: New tokens at most.
         stop_token: Token that ends an example, if any.
-        lengths: Tokens of each prompt, in a tensor that is padded on the right.
+        lengths: Length of each prompt, for a tensor padded on the right.
         position_offset: Added to abacus positions: one number, or one for each example.
-        use_cache: False reruns the whole sequence for each token with every model.
+        use_cache: False always reruns the whole sequence.
 
     Returns:
-        The new tokens, as many as the longest answer has; after its end an example is filled up
-        with ``stop_token``.
+        The new tokens, as many as the longest answer has; ended examples are filled with
+        ``stop_token``.
 
     Raises:
-        InputError: If the model is not causal or does not read its own answers, prompts or lengths
-            do not fit, there is no room for the new tokens, or an answer is NaN.
+        InputError: If the new tokens exceed the model's context, or a logit is NaN.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -112,7 +110,11 @@ def greedy_decode(
     if isinstance(model, HookedRun):
         model.check_inputs(tokens[:, :longest], position_offset=position_offset)
     # Without hooks, which would need all positions.
-    opened = isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
+    opened = (
+        isinstance(model, HookedRun)
+        and model.keeps_keys
+        and not model._hooked(_most(loops), is_set=True)
+    )
     run = (_Cached if use_cache and opened else _Recomputed)(model, tokens, loops, position_offset)
     rows, last, n_new = torch.arange(len(tokens), device=tokens.device), lengths - 1, 0
     going = torch.ones_like(rows, dtype=torch.bool)
@@ -144,7 +146,7 @@ class _Recomputed:
         self.n_loops = _most(loops)
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
-        """Logits at the position ``last`` of each example, of ``seen`` positions in all."""
+        """Logits at position ``last`` of each example, of ``seen`` in all."""
         # [batch, pos, d_vocab_out], read at the last known position of each example.
         return self._run(self.tokens[:, :seen])[self.rows, last]
 
@@ -159,10 +161,9 @@ class _Recomputed:
 
 
 class _Cached(_Recomputed):
-    """Runs the prompts, and then one position at a time: the last of each example.
+    """Runs the prompts, then the last position of each example, one token at a time.
 
-    Layers come in one order, prelude, block after block, coda: the n-th attention of a run reads
-    the keys and values of the n-th of the runs before.
+    The n-th attention of a run (prelude, blocks, coda) reads keys and values of the n-th before it.
     """
 
     def __init__(
@@ -178,14 +179,13 @@ class _Cached(_Recomputed):
         self.start = model.initial_state(like)[0] if declared(model, "starts_by_place") else None
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
-        """Logits at the position ``last`` of each example, of ``seen`` positions in all."""
         prompts, self.seen, self.turn = not self.cached, seen, 0
         if prompts:
             return self._at(torch.arange(seen, device=last.device)[None])[self.rows, last]
         return self._at(last[:, None])[:, 0]
 
     def _at(self, places: Int[Tensor, "#batch pos"]) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """Logits at some positions of each example, after those before them."""
+        """Logits at some positions of each example, given those before."""
         model, at = self.model, (self.rows[:, None], places)
         known, context = self.tokens[:, : self.seen], self.input_context(places)
         model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
@@ -202,7 +202,6 @@ class _Cached(_Recomputed):
         return model.run_readout(read, context=replace(context, qk_offset=None))
 
     def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
-        """The attention context of those positions, as queries over all known ones."""
         model, known = self.model, self.tokens[:, : self.seen]
         key = torch.arange(self.seen, device=places.device)[None, None]  # [1, 1, key]
         offset = model.qk_offset(known, self.offset)
@@ -242,7 +241,7 @@ def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
 
 
 def _padded(prompts: Any, lengths: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts as one tensor padded on the right, and the length of each."""
+    """Prompts padded on the right, and their lengths."""
     if not isinstance(prompts, Tensor):
         refuse({"lengths": lengths}, "none with lists, which have their own", "Leave it out.")
         rows = [torch.tensor(row) for row in prompts]

@@ -1,11 +1,12 @@
-"""Strict hooks over all loops: TransformerLens', where a mistake raises.
+"""Strict hooks over all loops: TransformerLens' hooks, with errors for mistakes.
 
-Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those of ``hooks()`` and
-``run_with_hooks`` belong to the thread that opened them: two threads may study one model at once.
+Hooks of ``add_hook`` belong to the model. Those of ``hooks()`` and ``run_with_hooks`` belong to the
+thread that opened them, so two threads may study one model at once.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from abc import abstractmethod
@@ -22,6 +23,7 @@ from torch import nn
 from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.HookedRootModule import HookedRootModule
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError
 from loopinterp.models.addresses import Address, AddressBook, Index, Key, nbytes
 from loopinterp.models.run_inputs import RunLength, check_dtype, spell
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _LoopHookPoint(HookPoint):
-    """TransformerLens' hook point; a hook that returns a wrong tensor raises with its name."""
+    """A hook point that raises on a hook's wrong tensor."""
 
     def add_hook(
         self, hook: Callable[..., Any], dir: Literal["fwd", "bwd"] = "fwd", **options: Any
@@ -60,7 +62,7 @@ class _LoopHookPoint(HookPoint):
 
 @dataclass(eq=False)
 class _HookScope:
-    """Hook points beside those of the model, for a while and for one thread."""
+    """Additional hook points, for one thread and a limited time."""
 
     shared: dict[Key, HookPoint]  # the model's own, which its unrolled copies share
     n_loops: int  # of the run that the hooks were named for
@@ -70,7 +72,7 @@ class _HookScope:
     generator: FrameType | None = field(default_factory=lambda: _generator_around())
 
     def need_here(self) -> None:
-        """Raise in a run that the block does not hold, or that backward repeats without hooks."""
+        """Raise outside the block, or if backward would repeat the run without hooks."""
         if self.generator is not None and self.generator.f_back is None:  # it is suspended
             expected = "a with block that is being run"
             got = f"one in the suspended generator {self.generator.f_code.co_name!r}"
@@ -84,7 +86,7 @@ class _HookScope:
 
 
 def _is_checkpointed() -> bool:
-    """Whether a function runs now that ``torch.utils.checkpoint`` repeats in backward."""
+    """Whether a function runs that ``torch.utils.checkpoint`` repeats in backward."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith(os.path.join("torch", "utils", "checkpoint.py")):
@@ -94,7 +96,7 @@ def _is_checkpointed() -> bool:
 
 
 def _generator_around() -> FrameType | None:
-    """The generator that opens ``hooks()`` in a block, unless it is a context manager itself."""
+    """The generator that opens ``hooks()``, unless a context manager itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "hooks":
         frame = frame.f_back
@@ -119,7 +121,7 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
 
 
 class _Watched:
-    """A hook function that remembers whether it fired."""
+    """A hook function that records whether it fired."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.fired = function, False
@@ -130,15 +132,14 @@ class _Watched:
 
 
 class LoopHooks(RunLength, HookedRootModule):
-    """The hooks of a looped model: T * L views by name, made as runs need them.
+    """The hooks of a looped model: T * L named views, made when runs need them.
 
-    An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns a
-    tensor of another shape are errors. Hooks on the first loops stay when the number of loops
-    changes; only the coda's names move.
+    Unknown names, filters that keep nothing, hooks that never fire or return another shape are
+    errors. When the number of loops changes, hooks on the remaining loops stay.
     """
 
     config: Any
-    """Described in results and caches by its ``to_dict()``."""
+    """Described in results and caches by ``to_dict()``."""
 
     def __init__(self, n_loops: int) -> None:
         super().__init__()
@@ -151,16 +152,21 @@ class LoopHooks(RunLength, HookedRootModule):
     @property
     @abstractmethod
     def site_map(self) -> SiteMap:
-        """The sites of the model, and their sizes."""
+        """The model's sites and sizes."""
+
+    def to(self, *args: Any, **options: Any) -> Self:  # type: ignore[override]
+        """As PyTorch has it; a device that is not there is an ``InputError``."""
+        for place in (*args, *options.values()):
+            if isinstance(place, (str, torch.device)):
+                resolve_device(place)
+        return super().to(*args, **options)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the activations."""
         return next(self.parameters()).dtype
 
     def run_with_hooks(
@@ -176,18 +182,18 @@ class LoopHooks(RunLength, HookedRootModule):
     ) -> Tensor:
         """Run with temporary hooks: ``fwd_hooks=[(name, function), …]``.
 
-        ``function(activation, hook)`` returns a new activation, or None to leave it.
+        ``function(activation, hook)`` returns a new activation, or None for no change.
 
         Args:
-            inputs: As :meth:`forward` takes them, and so ``n_loops`` and ``options``.
+            inputs: As in :meth:`forward`, with its ``n_loops`` and ``options``.
             fwd_hooks: Names, aliases, lists of names or predicates, each with a function.
-            bwd_hooks: The same for gradients, which come when ``backward()`` is called.
+            bwd_hooks: The same for gradients; they fire in ``backward()``.
             reset_hooks_end: False leaves the hooks on, as :meth:`add_hook` does.
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Raises:
-            HookError: If a name matches nothing, a hook never fired, or one returned a tensor of
-                another shape, type or device.
+            HookError: If a name matches nothing, a hook never fired, or one returned another shape,
+                type or device.
         """
         loops = self._run_loops(n_loops, inputs)
         hooks = _pairs("fwd_hooks", fwd_hooks), _pairs("bwd_hooks", bwd_hooks)
@@ -207,9 +213,10 @@ class LoopHooks(RunLength, HookedRootModule):
         n_kept: int | None = None,
         dtype: torch.dtype | str | None = None,
     ) -> int:
-        """Bytes of a run's cache, without the run.
+        """Bytes of a run's cache, without running.
 
-        Arguments are those of :meth:`run_with_cache`, whose ``pos_slice`` keeps ``n_kept``.
+        Arguments are those of :meth:`run_with_cache`; ``n_kept`` positions remain after
+        ``pos_slice``.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -233,17 +240,14 @@ class LoopHooks(RunLength, HookedRootModule):
         section: str = "block",
         n_loops: int | None = None,
     ) -> str | list[str]:
-        """The hook name at one address, or names where an index is a slice, a list or None.
+        """The hook name at one address; several names if an index is a slice, a list or None.
 
         Args:
             component: "pattern", "attn.hook_pattern", "hook_state_pre", …
             loop: Index of the loop, inside the block.
-            layer: Index inside the section; optional where it has one layer.
+            layer: Index inside the section; optional if it has one layer.
             section: The tied "block", the "prelude" or the "coda".
             n_loops: Loops of the run; ``model.n_loops`` if None.
-
-        Raises:
-            HookError: If the component or section is unknown, or an index is out of range.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -255,7 +259,6 @@ class LoopHooks(RunLength, HookedRootModule):
         return self.addresses(n_loops).site(component, loop=loop, layer=layer, section=section)
 
     def addresses(self, n_loops: int | None = None) -> AddressBook:
-        """All addresses of a run, and the ways to name them."""
         key = self._loops(n_loops), self._flags
         if key not in self._books:
             self._books[key] = AddressBook(self.site_map, key[0])
@@ -264,7 +267,7 @@ class LoopHooks(RunLength, HookedRootModule):
     def unroll(self, n_loops: int) -> Self:
         """The model with another default number of loops; weights and hooks are shared.
 
-        TransformerLens' tools see ``n_loops * n_layers`` layers:
+        For TransformerLens' tools:
         ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``. Set train
         and eval mode on the original.
         """
@@ -274,18 +277,16 @@ class LoopHooks(RunLength, HookedRootModule):
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
-        """Hook points by name, for a run of ``model.n_loops`` loops."""
         addresses = self.addresses().addresses
         return {name: self._point(address) for name, address in addresses.items()}
 
     @property
     def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
-        """Modules and hook points by name."""
         modules = {name: module for name, module in self.named_modules() if name}
         return {**modules, **self.hook_dict}
 
     def hook_points(self) -> Iterable[HookPoint]:
-        """Every hook point, those of loops beyond ``model.n_loops`` included."""
+        """Every hook point, including loops beyond ``model.n_loops``."""
         opened = (scope.points.values() for scope in _open_scopes(self._points))
         return [*self._points.values(), *(point for points in opened for point in points)]
 
@@ -297,7 +298,6 @@ class LoopHooks(RunLength, HookedRootModule):
         return point
 
     def _hooked(self, n_loops: int, *, is_set: bool) -> list[tuple[Address, HookPoint]]:
-        """The points with hooks in a run of so many loops."""
         scopes = _open_scopes(self._points)
         for scope in scopes:
             scope.need_here()
@@ -317,7 +317,7 @@ class LoopHooks(RunLength, HookedRootModule):
         return [(at[key], point) for key, point in hooked if key in at]
 
     def need_no_hooks(self) -> None:
-        """Raise if a hook is on: studies step past hooks."""
+        """Raise if a hook is on: studies would step past it."""
         on = next((str(point.name) for point in self.hook_points() if _carries(point)), None)
         if on is not None:
             expected = "no hooks on a model that is studied or stepped"
@@ -325,10 +325,8 @@ class LoopHooks(RunLength, HookedRootModule):
             raise HookError("model", expected=expected, given=f"one on {on!r}", fix=fix)
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a hook that stays until ``reset_hooks``, for every thread.
-
-        ``name`` is as in :meth:`run_with_hooks`; ``args`` and ``options`` are TransformerLens'.
-        """
+        """Add a hook for all threads until ``reset_hooks``, named as in :meth:`run_with_hooks`."""
+        _need_hook_function(hook)
         for address in self.addresses().targets(name):
             point = self._point(address)
             self.check_and_add_hook(point, address.name, hook, *args, **options)
@@ -343,12 +341,10 @@ class LoopHooks(RunLength, HookedRootModule):
         *,
         n_loops: int | None = None,
     ) -> Iterator[Self]:
-        """Hooks for a while, in the runs of this thread, given as to :meth:`run_with_hooks`.
+        """Temporary hooks in the runs of this thread, given as to :meth:`run_with_hooks`.
 
-        The names are those of runs of ``n_loops`` loops, ``model.n_loops`` if None.
-
-        Raises:
-            HookError: If a name matches nothing, or if a forward hook never fired.
+        Names are those of runs of ``n_loops`` loops. A forward hook that never fires is a
+        ``HookError``.
         """
         loops = self._loops(n_loops)
         book, scope = self.addresses(loops), _HookScope(self._points, loops)
@@ -389,10 +385,26 @@ def _carries(point: HookPoint) -> bool:
     return bool(point._forward_hooks or point._backward_hooks or point._forward_pre_hooks)
 
 
+def _need_hook_function(function: Callable[..., Any]) -> None:
+    """Raise unless a function can be called as a hook: ``function(activation, hook=point)``."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin, which tells nothing
+        return
+    try:
+        signature.bind(None, hook=None)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        expected, fix = "a function of (activation, hook)", "Give it an argument called hook."
+        got = f"{name}{signature}"
+        raise HookError("hook function", expected=expected, given=got, fix=fix) from None
+
+
 def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
     listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
     for one in listed:
         if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
             got, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
             raise HookError(what, expected="pairs of name and function", given=got, fix=fix)
+        _need_hook_function(one[1])
     return [(name, function) for name, function in listed]

@@ -1,4 +1,4 @@
-"""Steps of a looped model that is bound to its input; a check that they are repeatable."""
+"""Steps of a looped model bound to its input; a check of repeatability."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Iteration(ShortRepr):
-    """A looped model bound to one input: ``h -> step(h)``, and the initial state.
+    """A looped model bound to one input.
 
     Attributes:
-        advance: One loop, ``(h, e, context) -> h``; that of a ``LoopedTransformer`` takes taps too.
-        readout: Logits read from a state.
-        context: Input of a loop beyond ``e``, if any; ``context.select(rows)`` is that of examples.
-        takes_loop: Whether ``advance`` takes the index of the loop, as ``loop=``.
+        advance: One loop, ``(h, e, context) -> h``.
+        context: Input of a loop beyond ``e``, if any; ``context.select(rows)`` restricts it to
+            examples.
+        takes_loop: Whether ``advance`` takes the loop's index, as ``loop=``.
     """
 
     e: Float[Tensor, "batch pos d_model"]
@@ -47,13 +47,13 @@ class Iteration(ShortRepr):
     def step(
         self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop; its index from 0 on is needed where the model's step takes it."""
+        """One loop; its index, from 0 on, is needed if the step takes it."""
         return self.advance(h, self.e, self.context, **self.index(loop))
 
     def step_each(
         self, h: Float[Tensor, "batch pos d_model"], loop: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop of examples that are at different loops."""
+        """One loop of examples at different loops."""
         if not self.takes_loop:
             return self.step(h)
         # The examples of each loop are stepped together, and put back in their order.
@@ -62,18 +62,18 @@ class Iteration(ShortRepr):
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
     def index(self, loop: int | None) -> dict[str, int]:
-        """The loop's index as an argument of ``advance``, if it takes one."""
+        """The loop's index as a keyword argument, if ``advance`` takes it."""
         return {"loop": loop} if self.takes_loop and loop is not None else {}
 
     def at(self, loop: int) -> Iteration:
-        """The iteration of the map of one loop, for fixed points, spectra and exponents of it."""
+        """The iteration that repeats the map of one loop."""
         check_integer("loop", loop, least=0)
         if not self.takes_loop:
             return self
         return replace(self, advance=partial(self.advance, loop=loop), takes_loop=False)
 
     def select(self, rows: Tensor | slice) -> Iteration:
-        """The iteration of some examples of the batch."""
+        """The iteration of some examples."""
         context = None if self.context is None else self.context.select(rows)
         return replace(self, e=self.e[rows], h0=self.h0[rows], context=context)
 
@@ -88,7 +88,7 @@ class Iteration(ShortRepr):
     ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
         """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`.
 
-        With ``may_diverge``, states may be infinite or NaN after the first loop.
+        With ``may_diverge``, states after the first loop may be infinite or NaN.
         """
         if start_at_loop is None and state is not None and self.takes_loop:
             expected = "the index of the first loop, as the model's step depends on it"
@@ -104,14 +104,14 @@ class Iteration(ShortRepr):
     def read(
         self, h: Float[Tensor, "batch pos d_model"], loop: int
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The readout of a state; raise if it is not finite though the state is."""
+        """The readout of a state, checked to be finite."""
         logits = self.readout(h)
         _check_finite(logits, "logits", loop, state=h)
         return logits
 
 
 def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None = None) -> None:
-    """Raise if values of an example are not finite though its state is."""
+    """Raise if an example's values are not finite though its state is."""
     # One sum shows that all are finite; where gradients are wanted, training looks at the loss.
     if values.requires_grad or values.sum().isfinite():
         return
@@ -129,11 +129,11 @@ def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None 
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
-    """Bind a model to its input, for a plain map ``h -> h'``; by its own ``bind``, if it has one.
+    """Bind a model to its input, by its own ``bind`` if it has one.
 
     Raises:
-        InputError: If it is no looped model, or there is no example; if one of its methods, now or
-            later, returns anything but floats ``[batch, pos, …]``, or writes into its arguments.
+        InputError: If, now or later, one of its methods returns anything but floats
+            ``[batch, pos, …]``, or writes into its arguments.
         HookError: If hooks are on, which the steps would skip.
     """
     need_model(model)
@@ -162,18 +162,13 @@ def iterate(
 ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
     """The states of a run, one at a time: ``(0, h_0)``, ``(1, h_1)``, … ``(n_loops, h_T)``.
 
-    A loop is run when its state is needed, with gradients where the caller has them on.
-    :meth:`Iteration.run` is the same for a model that is bound to its input already.
+    Each loop runs when its state is requested, with gradients if they are on.
 
     Args:
-        model: Any looped model.
-        inputs: Its inputs, on its device.
-        n_loops: Loops to run.
-        state: State to start from, instead of the initial one; loops are counted from it.
-        start_at_loop: Index of the first loop; needed beside a state where the step takes it.
+        state: Starting state instead of the initial one; loops are counted from it.
+        start_at_loop: Index of the first loop; needed with a state if the step takes it.
 
-    Raises:
-        InputError: If it is no looped model, or a state is not finite.
+    States must be finite.
 
     Example:
         >>> from types import SimpleNamespace
@@ -197,17 +192,12 @@ def states_at(
     loops: Sequence[int],
     batch_size: PositiveInt = 256,
 ) -> tuple[Float[Tensor, "loop *place d_model"], Float[Tensor, "*place d_model"]]:
-    """States after given numbers of loops, and the embedding, at given places only.
+    """States [loop, *place, d_model] and embeddings [*place, d_model] at given places only.
 
     Args:
-        model: Any looped model.
-        inputs: Its inputs, on its device.
-        row: Row of ``inputs`` of each place; ``pos`` is its position.
-        loops: Numbers of loops, increasing; 0 is the initial state.
-        batch_size: Inputs per run.
-
-    Returns:
-        States [loop, *place, d_model] and embeddings ``e`` [*place, d_model].
+        row: Row of ``inputs`` of each place.
+        pos: Position of each place.
+        loops: Increasing numbers of loops; 0 is the initial state.
     """
     index_of = {loop: index for index, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)
@@ -229,7 +219,7 @@ def states_at(
 
 
 def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:
-    """Numbers of loops as a list; raise unless they increase from 0 on, up to ``most``."""
+    """Increasing numbers of loops from 0 or more up to ``most``, checked."""
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):
@@ -243,11 +233,11 @@ def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[i
 
 @torch.no_grad()
 def need_repeatable(model: Any, inputs: Tensor) -> None:
-    """Raise if a method of a model is no function of its arguments, on some of the inputs.
+    """Raise if some method of a model is not a function of its arguments alone.
 
-    Eight loops are run and repeated from their kept states, the last first, after the model was
-    bound to another input; then one example is compared with itself beside another one. Models
-    that are declared ``repeatable``, as a ``LoopedTransformer`` and adapters are, are not tried.
+    Eight loops are repeated from their states in reverse order, after the model was bound to
+    another input; then one example is run alone and beside another one. Models declared
+    ``repeatable`` (``LoopedTransformer``, adapters) are not tried.
     """
     if declared(model, "repeatable") or not len(inputs):
         return
@@ -291,14 +281,14 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
 
 
 def _inside(model: Any) -> str:
-    """The class of the model within wrappers of its vocabulary."""
+    """The class of the model inside vocabulary wrappers."""
     while (wrapped := declared(model, "wrapped")) is not None:
         model = wrapped
     return type(model).__name__
 
 
 def _same(first: Tensor, again: Tensor, times: int) -> bool:
-    """Whether two tensors differ by no more than rounding, channel by channel."""
+    """Whether two tensors agree up to rounding, channel by channel."""
     if first.shape != again.shape:
         return False
     # Units of rounding by which two runs of one computation may differ, as on GPUs.

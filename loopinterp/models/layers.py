@@ -1,4 +1,4 @@
-"""One layer of the block, and the code of sign bits between loops."""
+"""One layer of the block, and the sign code between loops."""
 
 from __future__ import annotations
 
@@ -26,6 +26,38 @@ if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
 
+def tapped_norm(
+    x: Float[Tensor, "*shape d_model"],
+    weight: Float[Tensor, "*model d_model"],
+    bias: Float[Tensor, "*model d_model"] | None,
+    eps: float,
+    tap: Tap = SILENT,
+    name: str = "",
+) -> Float[Tensor, "*shape d_model"]:
+    """:func:`~loopinterp.models.weights.norm`, past the hooks of its scale and normed vector."""
+    scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
+    if tap is SILENT or not tap.listens(scale_name, normalized_name):
+        return norm(x, weight, bias, eps)
+    if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
+        # The recorded values are rounded; the run does not use them.
+        wide = x.float()
+        centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
+        scale = (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        tap(scale_name, scale.to(x.dtype))
+        tap(normalized_name, (centred / scale).to(x.dtype))
+        return norm(x, weight, bias, eps)
+    if bias is not None and not tap.edits(scale_name):
+        # One fused operation gives both, as long as no hook may change the scale.
+        normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, eps)
+        tap(scale_name, inverse.reciprocal())
+    else:
+        centred = x if bias is None else x - x.mean(-1, keepdim=True)
+        scale = (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        normalized = centred / tap(scale_name, scale)
+    normalized = tap(normalized_name, normalized)
+    return normalized * weight if bias is None else torch.addcmul(bias, normalized, weight)
+
+
 class Norm(nn.Module):
     r"""LayerNorm, ``(x - mean) / sqrt(var + eps) * w + b``, or RMSNorm, ``x / rms(x) * w``."""
 
@@ -42,34 +74,11 @@ class Norm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
     ) -> Float[Tensor, "*shape d_model"]:
-        """The normed vector; the tap sees its scale, and ``centred / scale`` before the weight."""
-        weight, bias = self.weight, self.bias
-        scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
-        if tap is SILENT or not tap.listens(scale_name, normalized_name):
-            return norm(x, weight, bias, self.eps)
-        if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
-            # The recorded values are rounded; the run does not use them.
-            wide = x.float()
-            centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
-            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-            tap(scale_name, scale.to(x.dtype))
-            tap(normalized_name, (centred / scale).to(x.dtype))
-            return norm(x, weight, bias, self.eps)
-        if bias is not None and not tap.edits(scale_name):
-            # One fused operation gives both, as long as no hook may change the scale.
-            normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)
-            tap(scale_name, inverse.reciprocal())
-        else:
-            centred = x if bias is None else x - x.mean(-1, keepdim=True)
-            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-            normalized = centred / tap(scale_name, scale)
-        normalized = tap(normalized_name, normalized)
-        return normalized * weight if bias is None else torch.addcmul(bias, normalized, weight)
+        """The normed vector; the tap sees ``scale``, and ``centred / scale``."""
+        return tapped_norm(x, self.weight, self.bias, self.eps, tap, name)
 
 
 class MLP(nn.Module):
-    """Two linear maps with an activation between them."""
-
     def __init__(self, config: LoopedTransformerConfig) -> None:
         super().__init__()
         self.fc_in = LinearMap(config.d_model, config.mlp_width)
@@ -94,7 +103,7 @@ def _gelu_new(x: Tensor) -> Tensor:
 
 
 class Recall(nn.Module):
-    """``W_h x + W_e e``: a learned mix of the state and the injected input."""
+    """``W_h x + W_e e``."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -106,7 +115,7 @@ class Recall(nn.Module):
 
 
 class _Gate(LinearMap):
-    """``sigmoid(W h + b)``: the written share of a sublayer's output, feature by feature."""
+    """``sigmoid(W h + b)``: scales a sublayer's output, per feature."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, d_model)
@@ -118,9 +127,9 @@ class _Gate(LinearMap):
 class Layer(nn.Module):
     """Attention and MLP around the residual stream, each with its norms.
 
-    With ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum,
-    ``sandwich`` the sublayer's input and output, ``none`` nothing; ``gated`` is
-    ``h + sigmoid(W h + b) * attn(ln1(h))``, and so for the MLP.
+    ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum,
+    ``sandwich`` a sublayer's input and output, ``none`` nothing. ``gated``:
+    ``h + sigmoid(W h + b) * attn(ln1(h))``, and likewise for the MLP.
     """
 
     def __init__(self, config: LoopedTransformerConfig, *, tied: bool) -> None:
@@ -147,7 +156,7 @@ class Layer(nn.Module):
         context: AttentionContext,
         tap: Tap = SILENT,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The stream after the layer; ``e``, the injected input, is None outside the block."""
+        """The stream after the layer; ``e`` is None outside the block."""
         ln1, ln2 = self.ln1, self.ln2
         h = tap("hook_resid_pre", h)
         forks = self._forks(h, e, tap) if tap.listens(*FORKS) else (None, None, None)
@@ -174,7 +183,7 @@ class Layer(nn.Module):
         return tap("hook_resid_post", h)
 
     def attribute(self, backward: AttributionPass) -> None:
-        """A logit's direction from after the layer to before it: each sublayer is a branch."""
+        """Backward from after the layer to before it."""
 
         def through(name: str) -> None:
             norm = getattr(self, name)
@@ -193,7 +202,7 @@ class Layer(nn.Module):
             backward.write_heads(self.attn.out.weight, self.attn.out.bias)
 
     def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
-        """Inputs of queries, keys, values by head ``[batch, pos, head, d_model]``, if hooked."""
+        """Hooked inputs of queries, keys, values ``[batch, pos, head, d_model]``."""
         shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
         injected = None if e is None else e[:, :, None]
         forks: list[Tensor | None] = []
@@ -215,9 +224,9 @@ class Layer(nn.Module):
 class Softening:
     """Soft signs in training.
 
-    A share ``hard`` of bits and positions, drawn in every loop, is ``sign(tanh(gain z))`` with the
-    gradient of ``tanh(gain z)``; the others are ``tanh(gain z)`` plus Gaussian noise of standard
-    deviation ``noise``. The ``generator`` is on the model's device.
+    A random share ``hard`` of bits and positions, redrawn every loop, is ``sign(tanh(gain z))``
+    with the gradient of ``tanh(gain z)``; the rest is ``tanh(gain z)`` plus Gaussian noise of
+    standard deviation ``noise``. ``generator`` is on the model's device.
     """
 
     hard: float
@@ -227,7 +236,7 @@ class Softening:
 
 
 class StateCode(nn.Module):
-    """A state rounded to the signs of ``n_bits`` of its directions."""
+    """Rounds a state to the signs of ``n_bits`` of its directions."""
 
     def __init__(self, d_model: int, n_bits: int) -> None:
         super().__init__()
@@ -236,7 +245,7 @@ class StateCode(nn.Module):
         self._softening: Softening | None = None
 
     def init_weights(self) -> None:
-        """``U ~ N(0, 1)``, ``D ~ N(0, 1 / d_model)``, no biases: bits and states of order one."""
+        """``U ~ N(0, 1)``, ``D ~ N(0, 1 / d_model)``, no biases."""
         d_model = self.read.weight.shape[-1]
         nn.init.normal_(self.write.weight)
         nn.init.normal_(self.read.weight, std=d_model**-0.5)
@@ -245,23 +254,20 @@ class StateCode(nn.Module):
 
     @property
     def n_bits(self) -> int:
-        """Bits of a state."""
         return self.read.weight.shape[-2]
 
     def forward(
         self, h: Float[Tensor, "*shape d_model"], tap: Tap = SILENT
     ) -> Float[Tensor, "*shape d_model"]:
-        """The state of the signs of ``h``."""
         z = tap("hook_code_pre", self.read(h))  # [*shape, n_bits]
         return self.write(tap("hook_code", self._bits(z)))
 
     def state(self, bits: Float[Tensor, "*shape n_bits"]) -> Float[Tensor, "*shape d_model"]:
-        """The state of bits that are -1 or 1."""
+        """The state of bits (-1 or 1)."""
         return self.write(bits)
 
     @contextmanager
     def softened(self, softening: Softening) -> Iterator[None]:
-        """Soft signs, for training."""
         self._softening = softening
         try:
             yield
@@ -281,7 +287,7 @@ class StateCode(nn.Module):
         return straight.where(torch.rand(z.shape, **how) < soft.hard, noisy)
 
     def attribute(self, backward: AttributionPass) -> None:
-        """Backward through ``sign(z) = z / |z|``, with ``|z|`` fixed to the run's, as a scale."""
+        """Backward through ``sign(z) = z / |z|``, with ``|z|`` fixed to the run's."""
         backward.write("code bias", self.write.bias)
         backward.through_linear(self.write.weight)
         backward.through_scale(backward.read("hook_code_pre").abs().reciprocal())
@@ -290,5 +296,5 @@ class StateCode(nn.Module):
 
 
 def _sign(z: Tensor) -> Tensor:
-    """-1 or 1, with the derivative 0; PyTorch's own sign is 0 at 0."""
+    """-1 or 1 (1 at 0), with derivative 0."""
     return torch.sign(torch.sign(z) + 0.5)

@@ -1,4 +1,4 @@
-"""Positions: biases, masks and angles of attention, computed once per run for all loops."""
+"""Biases, masks and angles of attention, computed once per run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def grid_width(n_pos: int) -> int:
-    """Columns of the square grid of so many positions."""
+    """Columns of a square grid of ``n_pos`` positions."""
     width = math.isqrt(n_pos)
     if width**2 != n_pos:
         expected, fix = "a square number, of a grid row by row", "Pass square grids."
@@ -32,14 +32,14 @@ def grid_width(n_pos: int) -> int:
 def _grid_offsets(
     query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"], width: int
 ) -> tuple[Int[Tensor, "block query key"], Int[Tensor, "block query key"]]:
-    """Rows down and columns right from query to key, on a grid of ``width`` columns."""
+    """Rows down and columns right from query to key."""
     return key // width - query // width, key % width - query % width
 
 
 class GridBias(nn.Module):
-    """A learned bias per head and offset on the grid, in rows r and columns c.
+    """A learned bias per head and offset on a grid of any size, in rows r and columns c.
 
-    ``bias[h, clamp(r_k - r_q, -w, w), clamp(c_k - c_q, -w, w)]``, on grids of any size.
+    ``bias[h, clamp(r_k - r_q, -w, w), clamp(c_k - c_q, -w, w)]``.
     """
 
     def __init__(self, n_heads: int, window: int) -> None:
@@ -62,14 +62,14 @@ def _block_length(window: int) -> int:
 
 
 def pays(n_pos: int, window: int) -> bool:
-    """Whether attention block by block is quicker than one fused operation over all pairs."""
+    """Whether attention in blocks is quicker than over all pairs."""
     return n_pos > 4 * (_block_length(window) + window)
 
 
-def block_places(
+def _block_places(
     n_pos: int, window: int, *, device: torch.device
 ) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
-    """Positions of the queries and keys of each block; negative ones are padding."""
+    """Positions of each block's queries and keys; negative ones are padding."""
     # Block b holds the queries b * length … and the keys from window before them on.
     length = _block_length(window)
     first = torch.arange(0, n_pos, length, device=device)[:, None]
@@ -83,7 +83,7 @@ class AttentionContext:
     """The input of attention that all loops share."""
 
     # Added to the scores: relative bias, and minus infinity where attention is barred. One block
-    # of all positions, or the blocks of a window.
+    # of all positions for all examples, one for each, or the blocks of a window.
     mask: Float[Tensor, "#block #head query key"] | None = None
     is_causal: bool = False  # the mask is the plain causal one, and `mask` None
     window: int | None = None  # block by block, within a causal window of so many keys
@@ -97,7 +97,7 @@ class AttentionContext:
     surround: AttentionContext | None = None  # mask and window of prelude and coda, if others
 
     def after(self, start: int, n_pos: int, *, like: Tensor) -> AttentionContext:
-        """The context of the queries from ``start`` on over all keys, not block by block."""
+        """The context of the queries from ``start`` on over all keys."""
         mask, rotation, offset = self.mask, self.rotation, self.qk_offset
         if self.is_causal:
             ahead = torch.full((n_pos - start, n_pos), float("-inf"), device=like.device)
@@ -121,14 +121,14 @@ class AttentionContext:
         return replace(self.surround, **shared, remember=self.remember)
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
-        """The context of some examples of the batch."""
-        if self.qk_offset is None:
-            return self
-        return replace(self, qk_offset=self.qk_offset[rows])
+        mask, offset = self.mask, self.qk_offset
+        if mask is not None and self.window is None and len(mask) > 1:  # one for each example
+            mask = mask[rows]
+        return replace(self, mask=mask, qk_offset=None if offset is None else offset[rows])
 
 
 class RelativeBias(nn.Module):
-    """A learned bias per head and distance, clamped: ``bias[h, clamp(k - q, -w, w) + w]``."""
+    """A learned bias per head and clamped distance: ``bias[h, clamp(k - q, -w, w) + w]``."""
 
     def __init__(self, n_heads: int, window: int) -> None:
         super().__init__()
@@ -144,14 +144,14 @@ class RelativeBias(nn.Module):
 
 
 class FireBias(nn.Module):
-    r"""FIRE: a learned function of the distance, as a share of the query's place, in logarithms.
+    r"""FIRE: a learned function of the relative distance (arXiv 2310.04418), for causal attention.
 
     .. math::
         b_h(q, k) = f_h\left(\frac{\psi(|q - k|)}{\psi(\max(q, L))}\right), \qquad
         \psi(x) = \log(c x + 1)
 
-    with a ReLU MLP f of one hidden layer, and learned positive c (initially 0.1) and L (initially
-    ``threshold``), kept as logarithms. Source: arXiv 2310.04418, for causal attention.
+    f is a ReLU MLP of one hidden layer; c (initially 0.1) and L (initially ``threshold``) are
+    learned and positive.
     """
 
     def __init__(self, n_heads: int, threshold: float) -> None:
@@ -178,7 +178,7 @@ _Bias = RelativeBias | FireBias | GridBias
 def attention_mask(
     config: LoopedTransformerConfig, n_pos: int, *, device: torch.device
 ) -> Bool[Tensor, "#head query key"]:
-    """True where a query may attend: not ahead (causal), and within the window of its head.
+    """True where a query may attend: not ahead (if causal), and within the window of its head.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -186,16 +186,12 @@ def attention_mask(
         ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, attention_window=1)
         >>> attention_mask(config, 3, device=torch.device("cpu")).int().tolist()
         [[[1, 0, 0], [1, 1, 0], [0, 1, 1]]]
-        >>> attention_mask(config.replace(windowed_heads=1), 3, device=torch.device("cpu"))[:, 2]
-        tensor([[False,  True,  True],
-                [ True,  True,  True]])
     """
     place = torch.arange(n_pos, device=device)
     return _allowed(place[None, :, None], place[None, None], config, _width(config, n_pos))[0]
 
 
 def _width(config: LoopedTransformerConfig, n_pos: int) -> int | None:
-    """Columns of the grid, if positions form one."""
     return grid_width(n_pos) if config.positions == "grid" else None
 
 
@@ -205,7 +201,7 @@ def _allowed(
     config: LoopedTransformerConfig,
     width: int | None,
 ) -> Bool[Tensor, "#block #head query key"]:
-    """True where each head may attend; one mask for all heads that are alike."""
+    """True where each head may attend; one mask if heads are alike."""
     # [block, 1, query, key]: the axis of heads is there for heads without a window.
     distance = (key - query)[:, None]
     allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
@@ -226,7 +222,7 @@ def _allowed(
 def _rotary_tables(
     n_pos: int, d_head: int, base: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine tables of RoFormer (arXiv 2104.09864), adjacent pairs rotated together."""
+    """Cosines and sines of RoFormer (arXiv 2104.09864), for adjacent pairs."""
     # One frequency for each pair of features; angles [pos, d_head], each pair's twice.
     frequency = base ** (-torch.arange(0, d_head, 2, device=device).float() / d_head)
     angle = torch.outer(torch.arange(n_pos, device=device).float(), frequency)
@@ -237,7 +233,7 @@ def _rotary_tables(
 def rotate(
     x: Float[Tensor, "batch head pos d_head"], rotation: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Turn each adjacent pair of features by the angle of its position."""
+    """Rotate adjacent pairs of features by their position's angle."""
     cos, sin = rotation
     # The pair (a, b) turned by a right angle is (-b, a).
     turned = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
@@ -263,7 +259,6 @@ def abacus_positions(
 
 
 def check_length(n_needed: int, n_ctx: int, what: str) -> None:
-    """Raise if a learned position table is too short."""
     if n_needed > n_ctx:
         expected, fix = f"at most n_ctx={n_ctx} learned positions", "Shorten the input."
         raise InputError(what, expected=expected, given=str(n_needed), fix=fix)
@@ -278,7 +273,7 @@ def attention_context(
     dtype: torch.dtype,
     all_pairs: bool = False,
 ) -> AttentionContext:
-    """The context of a sequence length; ``all_pairs`` computes all scores, whatever the window."""
+    """The context of a sequence length; ``all_pairs``: not in blocks."""
     rotation, window, surround = None, config.window_of_all_heads, None
     if not config.windowed_surround:
         about = {"bias": bias, "device": device, "dtype": dtype, "all_pairs": all_pairs}
@@ -293,7 +288,7 @@ def attention_context(
         place, window = torch.arange(n_pos, device=device), None
         query, key = place[None, :, None], place[None, None, :]
     else:
-        query, key = block_places(n_pos, window, device=device)
+        query, key = _block_places(n_pos, window, device=device)
     mask = score_mask(config, query, key, bias=bias, dtype=dtype, width=_width(config, n_pos))
     return AttentionContext(mask=mask, window=window, rotation=rotation, surround=surround)
 
@@ -307,7 +302,7 @@ def score_mask(
     dtype: torch.dtype,
     width: int | None = None,
 ) -> Float[Tensor, "#block #head query key"]:
-    """The bias on scores of queries and keys at given places; keys at negative ones are barred.
+    """The bias on scores of queries and keys at given places; negative keys are barred.
 
     Places on a grid of ``width`` columns are counted row by row.
     """

@@ -1,4 +1,4 @@
-"""The protocol of every looped model: four methods, optional properties, and its description."""
+"""The protocol of looped models: four methods, optional properties, description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LoopedModel(Protocol):
-    """A discrete dynamical system on the residual stream; all that studies of dynamics need.
+    """A discrete dynamical system on the residual stream.
 
     ::
 
@@ -31,10 +31,9 @@ class LoopedModel(Protocol):
         h_{t+1} = model.step(h_t, e)          one loop: the weight-tied block
         y_t     = model.readout(h_t)          logits, at any loop
 
-    A method depends on its arguments alone: not on earlier calls, not on chance. A step that
-    differs from loop to loop (a timing signal, weights of each loop) declares a parameter
-    ``loop``, ``step(h, e, loop)``; every caller then passes the loop's index, from 0 on.
-    :class:`OptionalProperties` may be declared besides.
+    Each method depends on its arguments alone, without randomness. A step that differs between
+    loops (a timing signal, weights per loop) has a parameter ``loop``, the index from 0 on. See
+    also :class:`OptionalProperties`.
     """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -63,7 +62,7 @@ class LoopedModel(Protocol):
 
 
 class OptionalProperties(Protocol):
-    """Optional attributes of a looped model or of its ``config``, with their defaults."""
+    """Optional attributes of a looped model or its ``config``."""
 
     reach: int | None = None  #: positions to the left that one loop reads
     reach_before: int | None = 0  #: positions to the left that the injected input reads
@@ -86,13 +85,13 @@ class OptionalProperties(Protocol):
 
 
 def declared(model: Any, name: str) -> Any:
-    """An optional property of a model: its own, or its configuration's, or else the default."""
+    """An optional property: the model's, else its configuration's, else the default."""
     default = getattr(OptionalProperties, name)
     return getattr(model, name, getattr(getattr(model, "config", None), name, default))
 
 
 def takes_loop(model: Any) -> bool:
-    """Whether a model's step has a parameter ``loop``, by its declaration or its signature."""
+    """Whether a model's step has a parameter ``loop``, by declaration or signature."""
     declaration = declared(model, "takes_loop")
     if declaration is not None:
         return bool(declaration)
@@ -103,19 +102,18 @@ def takes_loop(model: Any) -> bool:
 
 
 def rule_of(model: Any) -> LoopRule | None:
-    """The rule for the number of loops of a model of any class; None without one."""
     rule = declared(model, "loop_rule")
     return rule if isinstance(rule, LoopRule) else None
 
 
 def own_depth(model: Any) -> int | None:
-    """Loops of a model whose rule is one number for every input; None for other models."""
+    """Loops of a model with the same number for every input, else None."""
     rule = rule_of(model)
     return rule.shown if rule is not None and rule.of_length is None else None
 
 
 def device_of(model: Any) -> torch.device:
-    """The device of a model's weights; the CPU if it has none."""
+    """The device of a model's weights; without weights, the CPU."""
     device = getattr(model, "device", None)
     if isinstance(device, torch.device):
         return device
@@ -124,11 +122,11 @@ def device_of(model: Any) -> torch.device:
 
 
 def reach(model: Any) -> int | None:
-    """Receptive reach: positions to the left that one loop reads; None: no bound.
+    """Receptive reach: how many positions to the left one loop reads; None: no bound.
 
     With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone, and ``readout(h)``
-    at ``p`` on ``h[p]``: a change of the state at ``p`` stays within ``p … p + r * k`` for ``k``
-    loops. The injected input may reach farther.
+    at ``p`` on ``h[p]``: after ``k`` loops, a change of the state at ``p`` is within
+    ``p … p + r * k``. The injected input may reach farther.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -144,7 +142,6 @@ def reach(model: Any) -> int | None:
 
 
 def need_model(model: object) -> None:
-    """Raise unless a model has the protocol's methods."""
     is_class = isinstance(model, type)
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
@@ -159,14 +156,14 @@ def need_model(model: object) -> None:
 
 
 def need_weights(model: Any) -> None:
-    """Raise on a model on the meta device, which keeps shapes and no numbers."""
+    """Raise on a model on the meta device."""
     if device_of(model) == torch.device("meta"):
         fix = "Call model.to_empty(device='cpu') and load its weights."
         raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
-    """Raise on a step that takes the loop's index: a study is of one map for all loops."""
+    """Raise on a step that takes the loop's index."""
     if takes_loop(model):
         expected, got = "a step that is one map for all loops", "one by the loop's index"
         fix = "Wrap it in a model whose step calls model.step(h, e, loop=t) with one t."
@@ -174,16 +171,15 @@ def need_one_map(model: LoopedModel | Any) -> None:
 
 
 def need_hooks(model: object) -> None:
-    """Raise unless the activations inside a model's loops have hooks."""
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         expected = "a LoopedTransformer or an adapter: heads and layers need hooks"
-        fix = "Study its states, or use models.convert_model or adapters.adapt."
+        fix = "Study its states, or use adapters.adapt(model, inputs=…) or convert_model."
         raise InputError("model", expected=expected, given=type(model).__name__, fix=fix)
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
-    """Raise on a model, or a configuration, that is known to see later positions."""
+    """Raise on a model or configuration known to see later positions."""
     if declared(model, "causal") is False:
         fix = "Build it with causal=True, or take a task whose inputs hold no answers."
         raise error("model", expected="causal attention", given="causal=False", fix=fix)
@@ -192,25 +188,22 @@ def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
 class CheckedModel:
     """The four methods of a user's model; each raises where it breaks the protocol.
 
-    A method returns floats ``[batch, pos, …]`` and leaves its arguments unchanged, as studies keep
-    states. Shapes and version counters show it at no cost.
+    It must return floats ``[batch, pos, …]`` and leave its arguments unchanged (by version
+    counters).
     """
 
     def __init__(self, model: Any) -> None:
         self._model, self.takes_loop = model, takes_loop(model)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """The injected input."""
         if not isinstance(inputs, Tensor):
             return self._checked("embed", self._model.embed(inputs), ("batch", "pos"))
         return self._checked("embed", self._call("embed", inputs=inputs), inputs.shape[:2])
 
     def initial_state(self, e: Tensor) -> Tensor:
-        """The state before the first loop."""
         return self._checked("initial_state", self._call("initial_state", e=e), e.shape[:-1])
 
     def step(self, h: Tensor, e: Tensor, loop: int | None = None) -> Tensor:
-        """One loop, of that index."""
         if self.takes_loop and loop is None:
             fix = "Pass it to step, or take bind(model, inputs).at(loop).step."
             raise InputError("loop", expected="the loop's index", given="none", fix=fix)
@@ -219,13 +212,12 @@ class CheckedModel:
         return self._checked("step", stepped, h.shape[:-1], width=h.shape[-1])
 
     def readout(self, h: Tensor) -> Tensor:
-        """Logits."""
         return self._checked("readout", self._call("readout", h=h), h.shape[:-1])
 
     def _call(
         self, name: str, index: dict[str, int | None] | None = None, /, **inputs: Tensor
     ) -> Any:
-        """A method's output; raise if it has written into its arguments."""
+        """A method's output; raise if it wrote into its arguments."""
         method, index = getattr(self._model, name), index or {}
         if any(x.is_inference() for x in inputs.values()):  # these count no versions
             return method(*(x.clone() for x in inputs.values()), **index)
@@ -241,7 +233,7 @@ class CheckedModel:
     def _checked(
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
-        """A method's output, if it is floats of some width at every place."""
+        """A method's output, checked to be floats at every place."""
         shape: list[int] = list(returned.shape) if isinstance(returned, Tensor) else []
         if len(shape) == len(places) + 1 and returned.is_floating_point():
             fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
@@ -260,12 +252,10 @@ def describe_model(model: Any) -> dict[str, Any] | str:
     """A model for a result's provenance: its configuration and the digest of its weights.
 
     Returns:
-        The configuration, or the ``class`` of a model without one and the looped models ``inside``
-        it; the ``loop_rule``, if any; and ``weights_sha256`` of a module.
+        The configuration, or without one the ``class`` and the looped models ``inside`` it; the
+        ``loop_rule``, if any; and ``weights_sha256`` of a module.
 
-    Raises:
-        InputError: If a weight is not finite, or a module in training draws or mixes examples.
-        HookError: If hooks are on.
+    Raise if a weight is not finite, hooks are on, or training mode has an effect.
     """
     need_weights(model)
     for name, weight in getattr(model, "named_parameters", tuple)():
@@ -275,7 +265,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
             fix = "Take a copy from before it broke, or train anew with a lower learning rate."
             raise InputError(f"weight {name}", expected="finite numbers", given=got, fix=fix)
     for name, module in getattr(model, "named_modules", tuple)():
-        _need_evaluation(name or "model", module)
+        need_evaluation(name or "model", module)
         if need_no_hooks := getattr(module, "need_no_hooks", None):
             need_no_hooks()
     described = _without_weights(model)
@@ -287,7 +277,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
 
 
 def _without_weights(model: Any) -> dict[str, Any] | str:
-    """A model and the looped models inside it; the name of the class where that is all."""
+    """A model and the looped models inside it, or the class name."""
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     described: dict[str, Any] = {"class": type(model).__name__} if to_dict is None else to_dict()
     if rule := rule_of(model):
@@ -303,14 +293,14 @@ def _without_weights(model: Any) -> dict[str, Any] | str:
 
 
 def own_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The saved tensors of a model: a weight with two names has the first of them."""
+    """The saved tensors of a model; of a shared weight, the first name."""
     every = dict(model.named_parameters(remove_duplicate=False))
     again = every.keys() - dict(model.named_parameters()).keys()
     return {name: x for name, x in model.state_dict().items() if name not in again}
 
 
-def _need_evaluation(name: str, module: nn.Module) -> None:
-    """Raise on a module in training that draws or mixes examples."""
+def need_evaluation(name: str, module: nn.Module) -> None:
+    """Raise on a module in training mode with randomness or batch statistics."""
     if not module.training:
         return
     # A module's own rate, or the largest of its settings for functional dropout.

@@ -1,4 +1,4 @@
-"""The run of every hooked looped model: embedding, initial state, loop after loop, readout."""
+"""The run of hooked looped models: embedding, initial state, loops, readout."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
 from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
+from loopinterp.models.protocol import takes_loop
 from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
@@ -37,11 +39,13 @@ _ReturnType = Literal["logits", "state", "states", "all_logits", "loss", "both"]
 class HookedRun(TransformerLensCalls, LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
-    A model defines its ``site_map``, :meth:`initial_state`, and the methods at the end of this
-    class, which pass every named activation through a tap.
+    A subclass defines ``site_map`` and the abstract methods, which pass named activations through
+    taps.
     """
 
     repeatable = True
+    keeps_keys = True
+    """Whether its attention keeps keys and values where its context remembers them."""
 
     # The protocol
 
@@ -64,7 +68,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop, past the taps of loop 0; :meth:`bind` computes the context once for many."""
+        """One loop, with the taps of loop 0; :meth:`bind` computes ``context`` once."""
         if context is None:
             context = self.length_context(h.shape[1], all_pairs=taps.see_scores())
         return self.run_loop(h, e, context, taps)
@@ -85,19 +89,19 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         checked: bool = False,
         all_pairs: bool = False,
     ) -> Iteration:
-        """The iteration over one input, with its attention context computed once.
+        """The iteration over one input; it computes the attention context once and fires no hooks.
 
         Args:
-            inputs: As :meth:`forward` takes them, and so ``position_offset``.
+            inputs: As in :meth:`forward`, with its ``position_offset``.
             checked: Whether tokens and offsets are known to be in range.
-            all_pairs: Whether attention goes over all pairs of positions, whatever the window.
-
-        Raises:
-            HookError: If hooks are on: its steps fire none.
+            all_pairs: Whether attention covers all pairs of positions, whatever the window.
         """
         self.need_no_hooks()
         e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
-        return Iteration(e, self.initial_state(e), self.run_loop, self.readout, context)
+        by_loop = takes_loop(self)
+        # A loop past the taps of loop 0, whichever it is.
+        advance = self.step if by_loop else self.run_loop
+        return Iteration(e, self.initial_state(e), advance, self.readout, context, by_loop)
 
     # Runs
 
@@ -119,22 +123,19 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         Args:
             inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
             n_loops: Loops of the run, or a number for each example (``batch.n_loops``), which is
-                then read after its own. None: the :attr:`loop_rule` for an input of this length,
-                as T(n) for the model of a run; ``model.n_loops`` without a rule.
+                then read after its own. None: the :attr:`loop_rule` for this input length (T(n) for
+                the model of a run), else ``model.n_loops``.
             start_at_loop: First loop to run; ``state`` is then the state before it.
-            stop_at_loop: Run the loops before this one only.
+            stop_at_loop: Run only the loops before this one.
             state: State to start from, instead of :meth:`initial_state`.
             position_offset: Added to abacus positions: one number, or one for each example.
-            stop_at_layer: Stop before this layer, in TransformerLens' count, and return the
-                stream that it would have read.
+            stop_at_layer: Stop before this layer, in TransformerLens' count, and return the stream
+                there.
             return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
-                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, from the initial
-                one on; or ``all_logits``, the readout of each. TransformerLens' ``loss`` is
+                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, from the initial one
+                on; or ``all_logits``, the readout of each. TransformerLens' ``loss`` is
                 :meth:`loss_fn` of the next tokens, ``both`` logits and loss, None nothing.
-            options: Other options of TransformerLens, which are refused.
-
-        Raises:
-            InputError: If a loop is out of range, or shape or type do not fit.
+            options: Other TransformerLens options, which are refused.
         """
         refuse_options(options)
         loops = self._run_loops(n_loops, self.to_tokens(inputs))
@@ -177,9 +178,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             device: Where to keep them.
             dtype: Type to keep them in.
             remove_batch_dim: Drop the batch axis of a batch of one.
-            incl_bwd: Also keep the gradients of ``loss_fn``; their names end in ``_grad``.
+            incl_bwd: Also keep gradients of ``loss_fn``; their names end in ``_grad``.
             loss_fn: From the output to a scalar.
-            return_cache_object: False gives a plain dictionary, as TransformerLens does.
+            return_cache_object: False gives a plain dictionary, as in TransformerLens.
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Returns:
@@ -214,6 +215,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             fix = "Widen the filter, run more loops, or return logits."
             raise HookError("names_filter", expected=expected, given=got, fix=fix)
         kept_as = check_dtype(dtype)
+        device = None if device is None else resolve_device(device)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         if inputs.dim() > 1:  # other inputs are refused where they are read
             batch, n_pos = inputs.shape[:2]
@@ -289,7 +291,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def _stop(
         self, layer: int | None, loops: int, n_loops: object, return_type: object
     ) -> list[tuple[Address, HookPoint]]:
-        """The hook that ends a run before a layer, if ``stop_at_layer`` is set."""
+        """The hook that ends a run at ``stop_at_layer``, if set."""
         if layer is None:
             return []
         if isinstance(n_loops, torch.Tensor) or return_type != "logits":
@@ -318,7 +320,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     @abstractmethod
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, of so many positions."""
+        """True where a query may attend, among ``n_pos`` positions."""
 
     @abstractmethod
     def check_inputs(
@@ -326,8 +328,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     ) -> None:
         """Raise unless the model can read the inputs, on any device.
 
-        Every run checks the same, which on a GPU waits for its other work: inputs that are checked
-        before they are moved there can be bound with ``checked=True``.
+        On a GPU this waits for other work: check inputs before moving them, then bind them with
+        ``checked=True``.
         """
 
     def input_context(
@@ -349,33 +351,33 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        """The attention context that a number of positions alone decides."""
+        """The attention context, as far as it depends on the length alone."""
 
     def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        """The vectors added to the embedding of each position, if any."""
+        """Vectors added to the embedding of each position, if any."""
         return None
 
     def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        """The vectors added to queries and keys of each position, if any."""
+        """Vectors added to queries and keys of each position, if any."""
         return None
 
     @abstractmethod
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> tuple[Tensor, Tensor]:
-        """The bias on scores of queries and keys at some positions: in the loop, and around."""
+        """The bias on scores at some positions: in the loop, and outside."""
 
     @abstractmethod
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
-        """The injected input: embedding, and the layers before the loop."""
+        """The injected input: embedding and prelude."""
 
     @abstractmethod
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        """One loop, past the taps of that loop."""
+        """One loop, with its taps."""
 
     @abstractmethod
     def run_readout(

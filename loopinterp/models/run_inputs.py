@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-"""Types of token tensors: widening one of them loses nothing."""
+"""Types of token tensors; widening them is exact."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class LoopRule:
 
     Attributes:
         shown: Loops of the hook names, layers and blocks that the model shows.
-        of_length: From the input's positions to T(n), its task's required number of loops. None:
-            always ``shown``, as for an ordinary transformer.
-        scale: With ``of_length``: the model answers after ``ceil(scale T(n)) + extra`` loops.
+        of_length: From the number of positions to T(n), the task's required number of loops. None:
+            always ``shown``.
+        scale: With ``of_length``, the model answers after ``ceil(scale T(n)) + extra`` loops.
         extra: See ``scale``; may be negative.
 
     Example:
@@ -43,19 +43,19 @@ class LoopRule:
     extra: int = 0
 
     def __call__(self, n_pos: int) -> int:
-        """Loops of a run over so many positions."""
+        """Loops of a run over ``n_pos`` positions."""
         if self.of_length is None:
             return self.shown
         return int(self.loops_for(torch.tensor(self.of_length(n_pos))))
 
     def loops_for(self, n_loops: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-        """Loops after which the model answers, for T(n)."""
+        """Loops after which the model answers, given T(n)."""
         if self.of_length is None:
             return torch.full_like(n_loops, self.shown)
         return shifted_loops(n_loops, scale=self.scale, extra=self.extra)
 
     def __str__(self) -> str:
-        """The number of loops in words: ``4``, ``T(n)``, ``ceil(2 T(n)) + 3``."""
+        """In words: ``4``, ``T(n)``, ``ceil(2 T(n)) + 3``."""
         if self.of_length is None:
             return str(self.shown)
         scaled = "T(n)" if self.scale == 1 else f"ceil({self.scale:g} T(n))"
@@ -75,16 +75,16 @@ def shifted_loops(
 
 
 class RunLength:
-    """The number of loops of a model's runs, and of the names that it shows."""
+    """The number of loops of a model's runs and names."""
 
     _n_loops: int
     _rule: LoopRule | None = None
 
     @property
     def n_loops(self) -> int:
-        """Loops of the hook names and layers shown, and of a run without a :attr:`loop_rule`.
+        """Loops of the shown hook names and layers, and of a run without :attr:`loop_rule`.
 
-        Setting the number removes the rule.
+        Setting it removes the rule.
         """
         return self._n_loops
 
@@ -94,7 +94,6 @@ class RunLength:
 
     @property
     def loop_rule(self) -> LoopRule | None:
-        """The rule for the number of loops of an input; None without one."""
         return self._rule
 
     @loop_rule.setter
@@ -107,7 +106,7 @@ class RunLength:
         return self.n_loops if n_loops is None else check_loops(n_loops)
 
     def _run_loops(self, n_loops: int | Tensor | None, inputs: Any) -> int:
-        """Loops of a run over an input: the most of any example."""
+        """The most loops of any example."""
         if isinstance(n_loops, torch.Tensor):
             return max(1, int(check_ends(n_loops, inputs).max()))
         return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
@@ -118,11 +117,11 @@ class RunLength:
         return check_loops(self._rule(n_pos))
 
     def _is_set(self, n_loops: object) -> bool:
-        """Whether the caller sets a run's number of loops, and not a rule."""
+        """Whether the caller, not a rule, sets the number of loops."""
         return n_loops is not None or self._rule is None
 
     def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
-        """Raise on layer numbers of another number of loops than the rule gives this run."""
+        """Raise on layer numbers if the rule gives this run another number of loops."""
         if n_loops is not None or loops == self.n_loops or names is None or callable(names):
             return
         for name in flat_names(names, "name of a hook"):
@@ -133,12 +132,10 @@ class RunLength:
 
 
 def check_loops(n_loops: int) -> int:
-    """The number of loops of a run, checked."""
     return check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
 
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
-    """Numbers of loops, one for each example, checked."""
     if isinstance(inputs, torch.Tensor):
         need_examples(inputs)
         check_each("n_loops", n_loops, inputs)
@@ -158,14 +155,12 @@ def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) 
 
 
 def check_features(inputs: Tensor, d_features: int | None) -> None:
-    """Raise unless the inputs are feature vectors of some width."""
     is_batch = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
     fits = is_batch and inputs.shape[-1] == d_features and inputs.is_floating_point()
     _check_kind(inputs, fits, f"floats [batch, pos, d_features={d_features}]")
 
 
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
-    """Raise unless the inputs are tokens ``[batch, pos]`` of a vocabulary."""
     tokens = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
     _check_kind(inputs, tokens, "integers [batch, pos] (uint8 or int8 to int64)")
     low, high = int(inputs.min()), int(inputs.max())
@@ -182,14 +177,13 @@ def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
 
 
 def need_examples(inputs: Any) -> None:
-    """Raise on a batch without examples."""
     if isinstance(inputs, torch.Tensor) and inputs.dim() and not len(inputs):
         fix = "Leave empty batches out."
         raise InputError("inputs", expected="an example or more", given="an empty batch", fix=fix)
 
 
 def check_each(name: str, values: Tensor, inputs: Tensor) -> None:
-    """Raise unless there is one integer for each example, on its device."""
+    """Raise unless there is one integer per example, on its device."""
     shape, device = inputs.shape[:1], inputs.device
     if values.dtype not in TOKEN_TYPES or values.shape != shape or values.device != device:
         expected, fix = f"integers {list(shape)} on {device}", "Pass one for each example."
@@ -206,7 +200,7 @@ def check_dtype(dtype: Any) -> torch.dtype | None:
 
 
 def check_logits(logits: Float[Tensor, "batch ..."], after: str) -> None:
-    """Raise if a model's answer is NaN in some example: an argmax would choose it."""
+    """Raise on NaN logits, which an argmax would choose."""
     bad = logits.isnan().flatten(1).any(1)
     if bool(bad.any()):
         got = f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}"
@@ -215,14 +209,14 @@ def check_logits(logits: Float[Tensor, "batch ..."], after: str) -> None:
 
 
 def spell(x: Any) -> str:
-    """Shape, type and device of a tensor, for messages; the class of anything else."""
+    """Shape, type and device of a tensor; the class of anything else."""
     if not isinstance(x, torch.Tensor):
         return f"a {type(x).__name__}"
     return f"{list(x.shape)} of {x.dtype} on {x.device}"
 
 
 def refuse(options: Mapping[str, Any], expected: str, fix: str) -> None:
-    """Raise on the first of some options that is not None, where it has no effect."""
+    """Raise on the first option that is not None."""
     for name, value in options.items():
         if value is not None:
             raise InputError(name, expected=expected, given=repr(value), fix=fix)

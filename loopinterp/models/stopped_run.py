@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LoopView(ShortRepr):
-    """The input of a rule after ``loop`` loops, of the examples that still run.
+    """What a stopping rule sees after ``loop`` loops, of the examples that still run.
 
     Attributes:
         loop: Loops done; 0 is the initial state.
-        mask: Positions that count.
         n_loops: T(n) of each example, if known.
-        read: The model's readout; :attr:`logits` calls it once, if a rule needs it.
+        read: The model's readout; :attr:`logits` calls it once, if needed.
         previous: The same examples one loop earlier; None at loop 0.
-        past: Earlier loops that are remembered.
-        notes: A rule's values for each example, which it finds in :attr:`previous` one loop later.
+        past: Number of earlier loops kept.
+        notes: A rule's values per example, readable in :attr:`previous` one loop later.
     """
 
     loop: int
@@ -49,7 +48,7 @@ class LoopView(ShortRepr):
 
     @cached_property
     def logits(self) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The readout of the state."""
+        """Logits of the state."""
         return self.read(self.state)
 
     @cached_property
@@ -59,22 +58,21 @@ class LoopView(ShortRepr):
 
     @cached_property
     def log_probs(self) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """Log-probabilities of the readout, at least float32."""
+        """Log-probabilities, at least float32."""
         dtype = torch.promote_types(self.logits.dtype, torch.float32)
         return self.logits.log_softmax(-1, dtype=dtype)
 
     def next(self, state: Float[Tensor, "batch pos d_model"]) -> LoopView:
-        """The view one loop on, which remembers this one and ``past - 1`` before it."""
+        """The view one loop later, with this one and ``past - 1`` before it."""
         before = self._remembering(self.past)
         return replace(self, loop=self.loop + 1, state=state, previous=before, notes={})
 
     def _remembering(self, past: int) -> LoopView:
-        """The view, with this and the loops before it: ``past`` in all."""
         before = self.previous._remembering(past - 1) if self.previous and past > 1 else None
         return self._copy(lambda readout: readout, previous=before)
 
     def select(self, rows: Bool[Tensor, " batch"]) -> LoopView:
-        """The view of some examples; readouts that were computed stay."""
+        """The view of some examples, with the readouts computed so far."""
         return self._copy(
             lambda readout: readout[rows],
             state=self.state[rows],
@@ -91,7 +89,7 @@ class LoopView(ShortRepr):
         return other
 
     def updates(self) -> Iterator[tuple[LoopView, Float[Tensor, "batch pos d_model"]]]:
-        """The remembered views with ``D_t = h_t - h_{t-1}``, the last loop first."""
+        """The kept views with ``D_t = h_t - h_{t-1}``, the last loop first."""
         view = self
         while view.previous is not None:
             yield view, (view.state - view.previous.state).float()
@@ -102,7 +100,6 @@ class LoopView(ShortRepr):
         return per_position.masked_fill(~self.mask, -math.inf).amax(-1)
 
     def constant(self, value: float) -> Float[Tensor, " batch"]:
-        """The same score for every example."""
         n_examples, device = len(self.state), self.state.device
         return torch.full((n_examples,), value, dtype=torch.float32, device=device)
 
@@ -120,7 +117,7 @@ class StoppingRule(Protocol):
         ...
 
     def horizon(self, max_loops: int | None, n_loops: Int[Tensor, " batch"] | None) -> int:
-        """The last loop worth running, given the caller's limit and T(n)."""
+        """The last loop to run, given the caller's limit and T(n)."""
         ...
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
@@ -134,7 +131,7 @@ class Stopped(ShortRepr):
 
     Attributes:
         fired: Whether the rule chose the loop; else ``loop`` is the last one.
-        scores: The rule's score after each loop, 0 first; NaN once an example has left.
+        scores: The rule's score after each loop from 0 on; NaN after an example has stopped.
     """
 
     loop: Int[Tensor, " batch"]
@@ -155,18 +152,13 @@ def run_until(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> Stopped:
-    """Run a looped model until a rule stops each example. Without gradients.
+    """Run a looped model until a rule stops each example, without gradients.
 
     Args:
-        model: Any looped model.
         inputs: Its input, ``[batch, pos]`` or ``[batch, pos, d_features]``.
-        rule: The stopping rule.
-        max_loops: Loops after which every example stops; needed where the rule has no end.
+        max_loops: Loops after which every example stops; needed if the rule has no end.
         mask: Positions that count for the rule; all by default.
         n_loops: T(n) of each example, for :class:`Oracle`.
-
-    Raises:
-        InputError: If there is no limit to the loops, or the answer of an example is NaN.
 
     Example:
         >>> from types import SimpleNamespace
@@ -196,7 +188,7 @@ def run_rules(
 ) -> Int[Tensor, "rule batch"]:
     """The loop at which each rule stops each example, from one run of all loops.
 
-    Arguments, errors and stops are those of :func:`run_until`.
+    Arguments are those of :func:`run_until`.
     """
     scores = score_loops(model, inputs, rules, max_loops=max_loops, mask=mask, n_loops=n_loops)
     return torch.stack([first_ready(s, r.tolerance) for s, r in zip(scores, rules)])
@@ -213,7 +205,7 @@ def score_loops(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> list[Float[Tensor, "loop batch"]]:
-    """The scores of each rule after each loop, up to its own horizon, from one run."""
+    """The scores of each rule after each loop up to its horizon."""
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
     iteration, view = _first_view(model, inputs, rules, mask, n_loops)
@@ -230,7 +222,7 @@ def score_loops(
 def first_ready(
     scores: Float[Tensor, "loop batch"], tolerance: float | None
 ) -> Int[Tensor, " batch"]:
-    """The first score at or below the tolerance, or the least; the last loop where none is."""
+    """The first loop at or below the tolerance, else the last; without one, that of least score."""
     scores = torch.where(scores.isnan(), math.inf, scores)
     limit = scores.amin(0) if tolerance is None else tolerance  # [batch], or one for all
     # [loop, batch]; argmax gives the first True of each example.
@@ -262,7 +254,7 @@ def _first_view(
 def _stop_at_first(
     iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int
 ) -> Stopped:
-    """Online: an example leaves at the first score at or below the tolerance."""
+    """Online: stop at the first score at or below the tolerance."""
     tolerance = rule.tolerance
     assert tolerance is not None
     n_examples, device = view.state.shape[0], view.state.device
@@ -293,7 +285,7 @@ def _stop_at_first(
 
 
 def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int) -> Stopped:
-    """Offline: the loop of least score, the earliest of equals; the best so far stays."""
+    """Offline: the earliest loop of least score."""
     n_examples, device = view.state.shape[0], view.state.device
     best = torch.full((n_examples,), math.inf, dtype=torch.float32, device=device)
     loops = torch.full((n_examples,), horizon, device=device)

@@ -1,12 +1,8 @@
 """Stopping rules; :func:`~loopinterp.models.run_until` runs a model by one.
 
-A rule scores every example after every loop; lower is readier to stop.
-
-* *Online* rules have a ``tolerance``. An example stops, and leaves the computation, at the first
-  loop whose score is at or below it. The rule has seen the past only.
-* *Offline* rules have none: every example runs all loops, and the loop of least score is chosen.
-
-A rule of your own needs the three members of :class:`~loopinterp.models.StoppingRule`.
+A rule scores every example after every loop; lower is readier to stop. *Online* rules have a
+``tolerance``: an example stops at the first score at or below it. *Offline* rules have none: every
+example runs all loops, and the loop of least score is chosen.
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ _Probability = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass_transform(frozen_default=True)
 def _rule(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass whose numbers are checked."""
     rule: Any = dataclass(frozen=True)(cls)
     rule.__init__ = checked(rule.__init__)
     return rule
@@ -89,7 +84,7 @@ class Oracle:
 class LengthLine(_Rule):
     """Stop every example after ``round(slope * n_pos + offset)`` loops, at least 0 (online).
 
-    :func:`loopinterp.training.calibrate_stopping` fits the two numbers to training lengths.
+    :func:`loopinterp.training.calibrate_stopping` fits both numbers to training lengths.
     """
 
     slope: float
@@ -98,7 +93,7 @@ class LengthLine(_Rule):
     _least = 0
 
     def loops(self, n_positions: int) -> int:
-        """Loops of an input of so many positions."""
+        """Loops for ``n_positions``."""
         return max(round(self.slope * n_positions + self.offset), 0)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
@@ -116,7 +111,7 @@ class ResidualBelow(_Rule):
     tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest relative residual over the scored positions."""
+        """The largest relative residual."""
         if view.previous is None:
             return view.constant(math.inf)
         return view.worst(_relative((view.state - view.previous.state).float(), view))
@@ -132,7 +127,7 @@ class ReadoutKL(_Rule):
     tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest divergence over the scored positions."""
+        """The largest divergence."""
         if view.previous is None:
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
@@ -144,8 +139,8 @@ class ReadoutKL(_Rule):
 class AccelerationBelow(_Rule):
     """Stop when the updates no longer change (online): the second-order exit.
 
-    ``a_t = ||D_t - D_{t-1}|| / ||h_t||`` with ``D_t = h_t - h_{t-1}``, at most the tolerance at
-    every scored position for two loops in a row. Drift at a constant speed meets it too.
+    ``a_t = ||D_t - D_{t-1}|| / ||h_t||`` with ``D_t = h_t - h_{t-1}`` is at most the tolerance at
+    every scored position for two loops in a row. Drift at constant speed meets it too.
 
     Source: arXiv 2509.23314, whose difference is absolute, not relative.
     """
@@ -154,7 +149,7 @@ class AccelerationBelow(_Rule):
     past: ClassVar[int] = 3
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest of the last two relative accelerations over the scored positions."""
+        """The largest of the last two relative accelerations."""
         updates = list(islice(view.updates(), 3))
         if len(updates) < 3:
             return view.constant(math.inf)
@@ -173,14 +168,14 @@ def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Ten
 
 @_rule
 class AnswerHeld(_Rule):
-    """Stop when no scored position changed its argmax over the ``hold`` loops before (online)."""
+    """Stop when no scored position changed its argmax over the last ``hold`` loops (online)."""
 
     hold: PositiveInt = 3
     tolerance = 0.0
     past = property(lambda self: self.hold, doc="Loops to remember.")
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """``hold`` less the number of loops just before that gave the same answer."""
+        """``hold`` minus the number of preceding loops with the same answer."""
         same = torch.ones_like(view.mask[:, 0])
         n_same, before = view.constant(0.0), view.previous
         for _ in range(self.hold):
@@ -197,21 +192,17 @@ class _AtThreshold(_Rule):
 
     @property
     def tolerance(self) -> float:
-        """The largest probability of anything else."""
         return 1 - self.threshold
 
 
 @_rule
 class EntropyBelow(_Rule):
-    r"""Stop when the readout's entropy :math:`-\sum_k p_k \log p_k` is low (online).
-
-    At most ``tolerance`` nats at every scored position.
-    """
+    r"""Stop when no scored position's readout has an entropy above ``tolerance`` nats (online)."""
 
     tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest entropy over the scored positions."""
+        """The largest entropy."""
         # Entropy -sum p log p at each position [batch, pos], summed over classes.
         return view.worst(torch.special.entr(view.log_probs.exp()).sum(-1))
 
@@ -223,7 +214,7 @@ class ConfidenceAbove(_AtThreshold):
     threshold: _Probability
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability of other classes over the scored positions."""
+        """The largest probability of all other classes."""
         # 1 - max p at each position [batch, pos]; expm1 keeps digits where p is close to 1.
         return view.worst(-torch.expm1(view.log_probs.amax(-1)))
 
@@ -232,16 +223,13 @@ class ConfidenceAbove(_AtThreshold):
 class GateAbove(_AtThreshold):
     r"""Stop when a gate of the model is at least ``threshold`` at every scored position (online).
 
-    An example stops after loop 1 at the earliest. ``cumulated`` compares the probability of having
-    stopped,
-    :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates :math:`\lambda_t` that are conditional on
-    not having stopped before.
+    Examples run at least one loop. ``cumulated`` compares the probability of having stopped,
+    :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates :math:`\lambda_t` conditional on not
+    having stopped before (Ouro, arXiv 2510.25741).
 
     Args:
-        gate: From a state ``[batch, pos, d_model]`` to a probability of stopping there, for each
-            position or for each example.
-
-    Source: the cumulative exit of Ouro, arXiv 2510.25741.
+        gate: From a state ``[batch, pos, d_model]`` to a probability of stopping there, per
+            position or per example.
     """
 
     gate: Callable[[Tensor], Tensor] = field(repr=False)
@@ -249,7 +237,7 @@ class GateAbove(_AtThreshold):
     cumulated: bool = False
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability of going on, or of having gone on, over the scored positions."""
+        """The largest probability of continuing."""
         shape = view.mask.shape
         going = torch.ones(shape, dtype=torch.float32, device=view.mask.device)
         if view.loop > 0:
@@ -271,9 +259,9 @@ class GateAbove(_AtThreshold):
 class MaxConfidence:
     """The loop of the most confident readout (offline).
 
-    ``t* = argmin_t mean CE(logits_t, argmax logits_t)`` from ``min_loop`` on, the mean taken over
-    the scored positions of an example (``per="sample"``), or of the whole ``batch``. A model can
-    be confidently wrong early on: compare with the oracle.
+    ``t* = argmin_t mean CE(logits_t, argmax logits_t)`` from ``min_loop`` on; the mean is over the
+    scored positions of an example (``per="sample"``) or of the ``batch``. A model can be
+    confidently wrong early: compare with the oracle.
 
     Source: arXiv 2409.15647, equation 5 and section 6.4.
     """
@@ -286,7 +274,7 @@ class MaxConfidence:
         return check_integer("max_loops", max_loops, least=self.min_loop)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Mean cross-entropy of the readout against its own argmax."""
+        """Mean cross-entropy against the readout's own argmax."""
         if view.loop < self.min_loop:
             return view.constant(math.inf)
         # Cross-entropy against the argmax is minus its log-probability: [batch, pos].
@@ -306,4 +294,4 @@ STOPPING_RULES: Mapping[str, StoppingRule] = {
     "entropy": EntropyBelow(0.1),
     "confidence": ConfidenceAbove(0.95),
 }
-"""Rules without T(n) or a gate, with their usual thresholds, by name."""
+"""Rules that need neither T(n) nor a gate, with their usual thresholds."""

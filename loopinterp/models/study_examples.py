@@ -1,4 +1,4 @@
-"""The examples of a study: in the model's own tokens, with its numbers of loops."""
+"""The examples of a study, in the model's tokens and numbers of loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def examples_for(
 
     Args:
         needs_loops: Whether the study follows the model from loop to loop, up to T(n).
-        of_states: Whether it is of states, and also of models without classes (a regression).
+        of_states: Whether it reads states only, and so accepts models without classes.
         **drawn: ``n``, ``batch_size`` and ``seed`` of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
@@ -49,7 +49,7 @@ def examples_for(
 def inputs_and_loops(
     model: Any, data: object, n_loops: int | None, **drawn: Any
 ) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
-    """Inputs and loops of a study without targets, from inputs alone, a batch or a task."""
+    """Inputs and loops of a study without targets, from inputs, a batch or a task."""
     if n_loops is not None:
         check_loops(n_loops)
     if not isinstance(data, torch.Tensor):
@@ -70,12 +70,7 @@ def inputs_and_loops(
 def fit_to_model(
     model: Any, batch: Batch, *, needs_loops: bool = False, of_states: bool = False
 ) -> Batch:
-    """The batch with the numbers of loops of the model's rule.
-
-    Raises:
-        InputError: If the model does not fit the batch or its task, makes one loop where
-            ``needs_loops``, or is not repeatable.
-    """
+    """The batch with the model's numbers of loops; raise if they do not fit."""
     if needs_loops:
         need_loops(model)
         check_integer("n_loops of a batch", int(batch.n_loops.max()), least=1)
@@ -89,19 +84,18 @@ def fit_to_model(
 
 
 def makes_one_loop(model: Any) -> bool:
-    """Whether a model makes one loop for every input."""
     return own_depth(model) == 1
 
 
 def need_loops(model: Any) -> None:
-    """Raise on a model that makes one loop for every input."""
+    """Raise on a model of one loop."""
     if makes_one_loop(model):
         fix = "Set model.loop_rule = None to loop its block T(n) times."
         raise InputError("model", expected="one that loops", given="a rule of one loop", fix=fix)
 
 
 def answered_after(model: Any) -> str:
-    """The loop after which a model answers, in words: T(n), its rule, or its own depth."""
+    """The loop after which a model answers, in words."""
     rule, depth = rule_of(model), own_depth(model)
     if depth is None:
         return "T(n)" if rule is None else str(rule)
@@ -111,8 +105,8 @@ def answered_after(model: Any) -> str:
 def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     """Raise if a model does not fit a task: by its sizes, its own ``task``, or causality.
 
-    With inputs, undeclared output classes are those of its readout. A task whose inputs hold its
-    answers needs a causal model.
+    With ``inputs``, undeclared output classes are those of its readout. Tasks whose inputs hold
+    their answers need a causal model.
     """
     if isinstance(task, TokenByToken):
         need_causal(model)
@@ -143,7 +137,6 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
 
 
 def need_classes(model: Any, batch: Batch) -> None:
-    """Raise if a target is outside a model's classes."""
     most = int(batch.targets.max())
     known = declared(model, "d_vocab_out")
     classes = _classes(model, batch.inputs) if known is None and most >= 0 else known
@@ -153,7 +146,7 @@ def need_classes(model: Any, batch: Batch) -> None:
 
 
 def _need_answers(model: Any, inputs: Tensor) -> None:
-    """Raise on a readout of one number, where a study reads answers among classes."""
+    """Raise on a readout of one number."""
     known = declared(model, "d_vocab_out")
     if (_classes(model, inputs) if known is None else known) == 1:
         what, expected = f"readout of {type(model).__name__}", "two classes or more"
@@ -162,7 +155,7 @@ def _need_answers(model: Any, inputs: Tensor) -> None:
 
 
 def _task_name(task: Any) -> str | None:
-    """The name of a task, with that of a task inside it; None if there is none."""
+    """The name of a task and of a task inside it, if any."""
     name, inner = getattr(task, "name", None), getattr(task, "task", None)
     return name if inner is None else f"{name} of {_task_name(inner)}"
 

@@ -1,8 +1,6 @@
-"""Taps: the places where a run passes its activations to hooks and recorders.
+"""Taps: where a run passes its activations to hooks and recorders.
 
-The forward pass passes every named activation through the tap of its place, which returns it
-unchanged where there is no hook. Nothing that a tap has seen is written in place afterwards, so a
-cache need not clone.
+Nothing that a tap has seen is written in place afterwards, so a cache need not clone.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunReadout:
-    """The end of a run: its last state, of each example after its own last loop.
+    """The end of a run: the last state of each example.
 
     Attributes:
         positions: Positions that the run's cache keeps, in their order there.
-        by_example: Whether each example made its own number of loops.
+        by_example: Whether each example had its own number of loops.
     """
 
     state: Float[Tensor, "batch pos d_model"]
@@ -41,12 +39,12 @@ class RunReadout:
     logits: Float[Tensor, "batch pos d_vocab_out"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """As a file has it, under names that no activation has."""
+        """Tensors for a file, under names that no activation has."""
         return {f"readout.{name}": x for name, x in vars(self).items() if x is not None}
 
     @classmethod
     def take(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
-        """Take it out of a file's tensors; None where it is absent."""
+        """Remove it from a file's tensors; None if absent."""
         tensors.pop("readout.weights", None)  # a digest in files of earlier versions
         names = ("state", "positions", "by_example", "logits")
         values = {x: tensors.pop(f"readout.{x}") for x in names if f"readout.{x}" in tensors}
@@ -54,18 +52,18 @@ class RunReadout:
 
 
 class Tap:
-    """The hooks of one layer, one loop, or the top of the model: here, none."""
+    """The hooks of a layer, a loop, or the top of the model; here, none."""
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
-        """The activation, as the hooks there leave it."""
+        """The activation, after the hooks."""
         return x
 
     def listens(self, *components: str) -> bool:
-        """Whether any of the components has a hook or is recorded."""
+        """Whether any of the components is hooked or recorded."""
         return False
 
     def edits(self, *components: str) -> bool:
-        """Whether any of the components has a hook, which may change it, or needs a gradient."""
+        """Whether any of the components has a hook or needs a gradient."""
         return False
 
 
@@ -74,8 +72,6 @@ SILENT = Tap()
 
 
 class ChangingTap(Tap):
-    """A tap that changes activations by component."""
-
     def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         self._changes = changes
 
@@ -90,8 +86,6 @@ class ChangingTap(Tap):
 
 
 class _OpenTap(Tap):
-    """A tap with hook points and recorded components."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.points: dict[str, list[HookPoint]] = {}
@@ -115,8 +109,6 @@ class _OpenTap(Tap):
 
 
 class Taps:
-    """The taps of a run, by place."""
-
     def __init__(
         self,
         points: Iterable[tuple[Address, HookPoint]] = (),
@@ -135,22 +127,20 @@ class Taps:
 
     @classmethod
     def changing(cls, changes: Mapping[LayerKey, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
-        """Changes of activations, by place and component."""
+        """Taps that change activations, by place and component."""
         taps = cls()
         taps._taps = {place: ChangingTap(these) for place, these in changes.items()}
         return taps
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
-        """The tap at a place."""
         return self._taps.get((section, loop, layer), SILENT)
 
     def end(self, state: Tensor, logits: Tensor | None) -> None:
-        """Note the end of a run."""
         if self._recorder is not None:
             self._recorder.last = (state, logits)
 
     def see_scores(self) -> bool:
-        """Whether attention scores or patterns have a hook or are recorded, at any place."""
+        """Whether attention scores or patterns are hooked or recorded anywhere."""
         scores = ("attn.hook_attn_scores", "attn.hook_pattern")
         return any(tap.listens(*scores) for tap in self._taps.values())
 
@@ -159,7 +149,7 @@ NO_TAPS = Taps()
 
 
 class Recorder:
-    """Keeps activations during a run, sliced, cast and moved; with ``gradients`` also those."""
+    """Keeps activations of a run, sliced, cast and moved; with ``gradients`` those too."""
 
     def __init__(
         self,
@@ -181,11 +171,9 @@ class Recorder:
         self.activations[address.name] = self._keep(address, x)
 
     def kept_positions(self, n_pos: int) -> int:
-        """The number of positions that are kept."""
         return n_pos if self._slice is None else self._sliced(torch.arange(n_pos), 0).numel()
 
     def readout(self, *, by_example: bool) -> RunReadout:
-        """The end of the recorded run."""
         assert self.last is not None
         state, logits = self.last
         positions = torch.arange(state.shape[1])
@@ -234,17 +222,9 @@ class Recorder:
 
 
 def recording_gradients() -> torch.enable_grad:
-    """A context with gradients, also under ``torch.no_grad()``.
+    """A context with gradients, even under ``torch.no_grad()``.
 
-    Raises:
-        InputError: Under ``torch.inference_mode()``, whose tensors never have gradients.
-
-    Example:
-        >>> x = torch.ones(2, requires_grad=True)
-        >>> with torch.no_grad(), recording_gradients():
-        ...     (2 * x).sum().backward()
-        >>> x.grad
-        tensor([2., 2.])
+    Under ``torch.inference_mode()`` it raises an ``InputError``.
     """
     if torch.is_inference_mode_enabled():
         expected, fix = "a call outside torch.inference_mode()", "Use torch.no_grad() instead."
@@ -253,11 +233,11 @@ def recording_gradients() -> torch.enable_grad:
 
 
 _ALWAYS_FITS = 64 * 1024**2
-"""Bytes of a cache that need no check: the check takes as long as a short run."""
+"""Bytes of a cache that is not checked."""
 
 
 def need_room(size: int, device: torch.device) -> None:
-    """Raise if a cache of so many bytes exceeds its device's memory, the run itself not counted."""
+    """Raise if a cache exceeds its device's free memory, the run not counted."""
     free = _free_bytes(device) if size > _ALWAYS_FITS else None
     if free is not None and size > free:
         expected = f"at most the {_spell_bytes(free)} that are free on {device}"
@@ -270,10 +250,10 @@ def _spell_bytes(number: int) -> str:
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Free bytes on a device; None where that is unknown.
+    """Free bytes on a device, if known.
 
-    On a GPU: its driver's, and those that PyTorch holds for reuse. On a CPU: the available memory,
-    within the limits of this process's groups (a container, a job on a cluster).
+    On a GPU, including PyTorch's reserve; on a CPU, within the limits of this process's control
+    groups.
     """
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -288,7 +268,7 @@ def _free_bytes(device: torch.device) -> int | None:
 def _left_in_groups(
     member: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[int]:
-    """Bytes that each group of this process leaves of its limit, in both versions of Linux'."""
+    """Bytes that each control group leaves of its limit (versions 1 and 2)."""
     for line in member.read_text().splitlines() if member.exists() else ():
         _, controllers, path = line.split(":", 2)
         first = mounted / controllers
@@ -299,7 +279,7 @@ def _left_in_groups(
 
 
 def _left_in(folder: Path) -> int | None:
-    """Bytes that one group leaves; files that can be read again do not count as used."""
+    """Bytes that one group leaves; cached files do not count as used."""
     files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for limit, usage in files:
         try:

@@ -1,4 +1,4 @@
-"""The looped transformer: one weight-tied block, applied again and again, every loop open."""
+"""The looped transformer: one weight-tied block, applied again and again."""
 
 from __future__ import annotations
 
@@ -43,15 +43,12 @@ if TYPE_CHECKING:
 
 
 class LoopedTransformer(PretrainedMixin, TransformerLensNames):
-    """A :class:`~loopinterp.models.LoopedModel` that is a transformer, hooked at every loop.
+    """A transformer :class:`~loopinterp.models.LoopedModel`, hooked at every loop.
 
-    A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
-    under TransformerLens' names (see :mod:`loopinterp.models.addresses`). Attention is fused unless
-    scores or pattern have a hook; the two agree to rounding.
+    A run of T loops over a block of L layers shows T * L hooked views of one set of weights, under
+    TransformerLens' names (see :mod:`loopinterp.models.addresses`).
 
-    Args:
-        config: The architecture.
-        seed: Seed of the initial weights.
+    ``seed`` is that of the initial weights.
 
     Example:
         >>> import torch
@@ -103,20 +100,20 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return f"LoopedTransformer({weights:,} weights, {self.config!r})"[: MOST - 1]
 
     def _repr_html_(self) -> str:
-        return as_table(repr(self), self.config.to_dict().items())
+        return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
 
     def plain_twin(self) -> LoopedTransformer:
-        """The unchanged model of this configuration, without weights."""
+        """An unchanged model of this configuration, on the meta device."""
         with torch.device("meta"):  # shapes alone, at no cost
             return LoopedTransformer(self.config)
 
     @property
     def site_map(self) -> SiteMap:
-        """The sites of the model, and their sizes."""
+        """The model's sites and sizes."""
         return site_map_of(self.config, self._flags)
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, of so many positions."""
+        """True where a query may attend, in a sequence of ``n_pos`` positions."""
         return attention_mask(self.config, n_pos, device=self.device)
 
     @property
@@ -139,17 +136,16 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def starts_by_place(self) -> bool:
-        """Whether the initial state depends on the place of a token, not on it."""
+        """Whether the initial state depends on a token's place alone."""
         return self.config.initial_state != "embedding"
 
     @property
     def local_step(self) -> bool:
-        """Whether a step of some positions is that of all: it uses neither places nor tokens."""
+        """Whether a step needs neither places nor tokens, and so runs on some positions alone."""
         return not self._reads_tokens and self.config.positions not in ("fire", "grid")
 
     @property
     def _reads_tokens(self) -> bool:
-        """Whether a step needs the tokens: abacus positions enter queries and keys."""
         return (self.config.positions, self.config.abacus_target) == ("abacus", "qk")
 
     def _init_weights(self) -> None:
@@ -246,7 +242,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The state before the first loop: the embedding, zeros, seeded noise, or a code's."""
+        """The state before the first loop: embedding, zeros, seeded noise, or a code's."""
         if self.config.initial_state == "embedding":
             return e
         if self.config.initial_state == "zeros":
@@ -289,7 +285,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return tap("hook_state_post", self.end_loop(h, e, tap))
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """The state of a loop's last output: injection after it, loop norm, code."""
+        """The state from a loop's last output: injection after it, loop norm, code."""
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
@@ -299,7 +295,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return h
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
-        """A logit's direction from after a loop to before it."""
+        """Carry a logit's direction from after a loop to before it."""
         injection, norm = self.config.injection, self.ln_loop
         backward.at(loop=loop)
         if self.code is not None:
@@ -333,7 +329,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return self.unembedding(h)  # [batch, pos, d_vocab_out]
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        """A logit's direction from the logits to the state that they are read from."""
+        """Carry a logit's direction from the logits to the state they are read from."""
         backward.through_unembedding(self.unembedding.weight, self.unembedding.bias)
         if self.ln_final is not None:
             norm = self.ln_final

@@ -1,6 +1,6 @@
-"""Calls of TransformerLens' notebooks on a model, ours or an adapter: losses, tokens, options.
+"""TransformerLens' calls on a model or adapter: losses, tokens, options.
 
-There is no tokenizer: tokens are numbers, text is refused, and a token is shown as its number.
+There is no tokenizer: tokens are numbers, and text is refused.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needs:
-    """The settings that a method of TransformerLens needs, in words, with the way around them.
+    """The settings that a TransformerLens method needs, in words, with an alternative.
 
-    ``settings`` has the values that each may have.
+    ``settings`` holds the allowed values of each.
     """
 
     expected: str
@@ -35,11 +35,9 @@ class Needs:
     settings: Mapping[str, tuple[Any, ...]]
 
     def also(self, **settings: tuple[Any, ...]) -> Needs:
-        """The same, and further settings."""
         return replace(self, settings={**self.settings, **settings})
 
     def check(self, config: Any, method: str) -> None:
-        """Raise unless a model has every one of the settings."""
         values = {name: getattr(config, name, None) for name in self.settings}
         wrong = [f"{k}={value!r}" for k, value in values.items() if value not in self.settings[k]]
         if not isinstance(config, LoopedTransformerConfig):
@@ -67,11 +65,11 @@ EDGES = replace(
 
 
 class TransformerLensCalls(nn.Module):
-    """Calls of TransformerLens that need no weights."""
+    """TransformerLens' calls that need no weights."""
 
     config: Any
     task: Any = None
-    """The task it was trained on, if known; :func:`loopinterp.load` sets it."""
+    """The task it was trained on, if known."""
 
     @property
     def cfg(self) -> TransformerBridgeConfig:
@@ -96,7 +94,6 @@ class TransformerLensCalls(nn.Module):
         )
 
     def cfg_options(self) -> dict[str, Any]:
-        """Further settings of :attr:`cfg`."""
         return {}
 
     def loss_fn(
@@ -109,13 +106,12 @@ class TransformerLensCalls(nn.Module):
         """Cross-entropy of each next token in nats, ``-log p(x_{i+1} | x_0 … x_i)``, or its mean.
 
         Args:
-            logits: Logits of a run.
             tokens: Its inputs ``[batch, pos]``.
-            attention_mask: None; padding is left out before a run.
-            per_token: Whether to return ``[batch, pos - 1]``.
+            attention_mask: Must be None: runs have no padding.
 
         Raises:
-            InputError: If the model is not causal, reads other tokens than it answers, has a task.
+            InputError: If the model is not causal, its answers are not its tokens, or it has a
+                task.
         """
         from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
@@ -136,11 +132,10 @@ class TransformerLensCalls(nn.Module):
         raise InputError("tokens", expected=expected, given=repr(tokens), fix=fix)
 
     def to_single_token(self, token: Any) -> Any:
-        """The token, unchanged: an integer, or a tensor of one."""
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
-        """The number of each token of one example, for labels of axes; text is refused."""
+        """Each token's number as a label; text is refused."""
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
@@ -149,14 +144,14 @@ class TransformerLensCalls(nn.Module):
         return [str(token) for token in flat.reshape(-1).tolist()]
 
     def to_string(self, tokens: Any, *_: Any, **__: Any) -> str | list[str]:
-        """The numbers of the tokens with spaces between, for each example of a batch."""
+        """The tokens' numbers, separated by spaces, for each example."""
         tensor = torch.as_tensor(tokens if isinstance(tokens, int) else self.to_tokens(tokens))
         if tensor.dim() == 2:
             return [" ".join(self.to_str_tokens(row)) for row in tensor]
         return " ".join(self.to_str_tokens(tensor))
 
     def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
-        """The position of a token in one example: its first, or its last (``mode="last"``)."""
+        """The first position of a token in one example, or the last (``mode="last"``)."""
         check_choice("mode", mode, ("first", "last"))
         number = str(int(self.to_single_token(token)))
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
@@ -166,13 +161,13 @@ class TransformerLensCalls(nn.Module):
         return places[0 if mode == "first" else -1]
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: :func:`~loopinterp.models.greedy_decode` generates."""
+        """Raise: use :func:`~loopinterp.models.greedy_decode`."""
         fix = "Use loopinterp.models.greedy_decode(model, tokens, n_loops=…, max_new_tokens=…)."
         raise InputError("generate", expected="a number of loops", given="none", fix=fix)
 
 
 class Absent:
-    """A name of TransformerLens that a published model lacks."""
+    """A TransformerLens name that a published model lacks."""
 
     def __get__(self, model: object, owner: type | None = None) -> Any:
         if model is None:
@@ -183,7 +178,7 @@ class Absent:
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raise on the first option that runs of this package lack, if any."""
+    """Raise on the first option that this package lacks."""
     instead = {  # of options whose absence alone would change the numbers
         "attention_mask": "Leave padding out, or run examples of each length by themselves.",
         "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
@@ -203,7 +198,5 @@ class StoppedRun(Exception):
 
 
 class StopPoint(HookPoint):
-    """A hook point that ends the run."""
-
     def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
         raise StoppedRun(x)

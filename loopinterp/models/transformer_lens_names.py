@@ -1,7 +1,6 @@
-"""Names that TransformerLens' own tools look up on a model, for a run of T loops.
+"""Names that TransformerLens' tools look up on a model, for a run of T loops.
 
-To them a looped model is an ordinary one of ``n_prelude + T * n_layers + n_coda`` layers that
-happen to share weights, for its default number of loops T.
+They see an ordinary model of ``n_prelude + T * n_layers + n_coda`` layers with shared weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _View:
-    """A module of the shared block at one loop: its weights, with the hooks of that loop."""
+    """A module of the block at one loop: shared weights, own hooks."""
 
     hook_out_is_single_residual_stream = True
 
@@ -41,7 +40,7 @@ class _View:
 
     @property
     def submodules(self) -> dict[str, Any]:
-        """Its parts, for tools of path patching."""
+        """Its parts, for path patching."""
         config = self._model.config
         before = int(self._prefix.split(".")[1]) < config.n_prelude
         needs = FROM_PRELUDE if before else DIRECT_PATHS
@@ -60,7 +59,7 @@ class _View:
 
 
 def _flag(name: str) -> Callable[[Any, bool], None]:
-    """A setter of one of TransformerLens' flags, which adds sites to every layer."""
+    """A setter of a TransformerLens flag that adds sites."""
 
     def set_flag(self: Any, use: bool) -> None:
         flags = self._flags | {name} if use else self._flags - {name}
@@ -75,7 +74,7 @@ def _flag(name: str) -> Callable[[Any, bool], None]:
 
 
 class _NamedWeights:
-    """A callable whose weights are looked up by name too."""
+    """A callable with named weights."""
 
     def __init__(self, call: Callable[..., Any], weights: Mapping[str, Callable[[], Tensor]]):
         self._call, self._weights = call, weights
@@ -90,14 +89,14 @@ class _NamedWeights:
 
 
 class _HeadLabels(list[str]):
-    """Labels of heads; also called, as in earlier versions of TransformerLens."""
+    """Labels of heads; callable, as in earlier versions of TransformerLens."""
 
     def __call__(self) -> list[str]:
         return list(self)
 
 
 def _stacked(part: str, name: str) -> property:
-    """Weights of all layers under TransformerLens' name, those of the block once for each loop."""
+    """Weights of all layers; the block's once per loop."""
 
     def stacked(self: Any) -> Tensor:
         return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
@@ -106,7 +105,7 @@ def _stacked(part: str, name: str) -> property:
 
 
 class TransformerLensNames(HookedRun):
-    """Names that TransformerLens' caches, patching and attribution look up on a model."""
+    """Names that TransformerLens' caches, patching and attribution look up."""
 
     embedding: nn.Module
     position_embedding: nn.Embedding | None
@@ -130,20 +129,19 @@ class TransformerLensNames(HookedRun):
 
     @property
     def blocks(self) -> list[Any]:
-        """A view of each layer at each loop: weights shared, hooks its own."""
+        """A view of each layer at each loop."""
         layers: list[nn.Module] = [*self.prelude, *list(self.block) * self.n_loops, *self.coda]
         return [_View(self, layer, f"blocks.{k}") for k, layer in enumerate(layers)]
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """Embedding weights: of tokens, or of features."""
+        """Embedding of tokens or features."""
         weight = with_weights(self.embedding).weight
         assert isinstance(weight, torch.Tensor)
         return weight if self.config.token_input else weight.T
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """Learned position embedding."""
         if self.position_embedding is None:
             got, fix = self.config.positions, "Use positions='absolute'."
             raise InputError("W_pos", expected="learned positions", given=got, fix=fix)
@@ -153,13 +151,13 @@ class TransformerLensNames(HookedRun):
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab_out"]:
-        """Unembedding bias; zeros where there is none."""
+        """Unembedding bias, zeros if there is none."""
         bias = with_weights(self.unembedding).bias
         return self.W_U.new_zeros(self.config.d_vocab_out) if bias is None else bias
 
     @property
     def unembed(self) -> _NamedWeights:
-        """The unembedding under TransformerLens' name, with ``W_U`` and ``b_U``."""
+        """The unembedding, with ``W_U`` and ``b_U``."""
         return _NamedWeights(self.unembedding, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
 
     if not TYPE_CHECKING:  # to a type checker it stays the method of the protocol
@@ -171,7 +169,7 @@ class TransformerLensNames(HookedRun):
 
     @property
     def all_head_labels(self) -> _HeadLabels:
-        """``L0H0``, ``L0H1``, …: the heads of all layers, loop after loop."""
+        """``L0H0``, ``L0H1``, … for all layers, loop after loop."""
         n_layers, n_heads = self.config.layers_total(self.n_loops), self.config.n_heads
         return _HeadLabels(
             f"L{layer}H{head}" for layer in range(n_layers) for head in range(n_heads)
@@ -182,8 +180,8 @@ class TransformerLensNames(HookedRun):
         """Overlap of each head's output weights with a later head's input weights.
 
         ``||W_OV W|| / (||W_OV|| ||W||)`` with W the later head's ``W_QK`` (``mode="Q"``), its
-        transpose (``"K"``) or its ``W_OV`` (``"V"``), as ``[layer, head, layer, head]``; zero where
-        the first is in no earlier layer. Norms and injections between the heads are ignored.
+        transpose (``"K"``) or its ``W_OV`` (``"V"``), as ``[layer, head, layer, head]``; zero
+        unless the first is in an earlier layer. Norms and injections in between are ignored.
 
         Source: Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
         """
@@ -201,7 +199,7 @@ class TransformerLensNames(HookedRun):
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
     ) -> Float[Tensor, "*shape d_model"]:
-        """The direction of the stream from which each output class is read."""
+        """The stream direction from which each output class is read."""
         if isinstance(tokens, str):
             self.to_tokens(tokens)  # which refuses text
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
@@ -209,9 +207,9 @@ class TransformerLensNames(HookedRun):
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, " d_model"]:
-        """Sum of the output biases of all layers before ``layer``, loop after loop.
+        """Sum of the output biases of all layers before ``layer``.
 
-        With ``mlp_input``, the attention bias of ``layer`` itself is added.
+        ``mlp_input`` adds the attention bias of ``layer`` itself.
         """
         DIRECT_WRITES.check(self.config, "accumulated_bias")
         b_O = self.b_O
@@ -221,15 +219,14 @@ class TransformerLensNames(HookedRun):
         return total + b_O[layer] if mlp_input else total
 
     def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The items of :meth:`tl_parameters`."""
         return iter(self.tl_parameters().items())
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
-        """Number and view of every layer with a part of this name: all layers, or none."""
+        """Number and view of every layer with this part."""
         return list(enumerate(self.blocks)) if submodule in ("ln1", "attn", "ln2", "mlp") else []
 
     def tl_parameters(self) -> dict[str, Tensor]:
-        """Weights under TransformerLens' names, those of the tied block once for each loop."""
+        """Weights by TransformerLens name; the block's once per loop."""
         named = {"embed.W_E": self.W_E, "unembed.W_U": self.W_U, "unembed.b_U": self.b_U}
         parts = {
             "attn": ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"),
@@ -253,9 +250,9 @@ class TransformerLensNames(HookedRun):
 
     @property
     def QK(self) -> FactoredMatrix:
-        """``W_Q W_K^T`` of each layer and head ``[layer, head, d_model, d_model]``, factored.
+        """``W_Q W_K^T`` of each head ``[layer, head, d_model, d_model]``, factored.
 
-        As in TransformerLens, without the norm before it, biases and positions.
+        As in TransformerLens, without norm, biases and positions.
         """
         from transformer_lens import FactoredMatrix
 
@@ -263,7 +260,7 @@ class TransformerLensNames(HookedRun):
 
     @property
     def OV(self) -> FactoredMatrix:
-        """``W_V W_O`` of each layer and head ``[layer, head, d_model, d_model]``, factored."""
+        """``W_V W_O`` of each head ``[layer, head, d_model, d_model]``, factored."""
         from transformer_lens import FactoredMatrix
 
         return FactoredMatrix(self.W_V, self.W_O)
@@ -273,7 +270,7 @@ class TransformerLensNames(HookedRun):
     set_use_hook_mlp_in = _flag("use_hook_mlp_in")
 
     def set_use_attn_in(self, use: bool) -> None:
-        """Raise where ``use`` is True: there is one copy of the stream for each of q, k and v."""
+        """Raise if ``use``: each of q, k and v has its own copy of the stream."""
         if use:
             expected, fix = "False", "Call set_use_split_qkv_input(True), and hook all three."
             raise InputError("use_attn_in", expected=expected, given="True", fix=fix)

@@ -1,8 +1,7 @@
-"""Linear maps and norms; detection of layers that others have changed.
+"""Linear maps and norms; detection of changed layers.
 
-A run calls its layers, so that an adapter, a hook, a parametrisation or a pruning mask counts.
-Code that reads weights instead (to split heads, attribute a logit, save) would skip them, and
-checks here first.
+A run calls its layers, so adapters, hooks, parametrisations and pruning masks take effect. Code
+that reads weights would skip them, and checks here first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LinearMap(nn.Linear):
-    """``x W^T + b`` of one model, or of several with weights stacked ``[model, d_out, d_in]``."""
+    """``x W^T + b``, also of several models ``[model, d_out, d_in]``."""
 
     def forward(self, input: Float[Tensor, "*row d_in"]) -> Float[Tensor, "*row d_out"]:
         weight, bias = self.weight, self.bias
@@ -42,7 +41,7 @@ def norm(
     bias: Float[Tensor, "*model d_model"] | None,
     eps: float,
 ) -> Float[Tensor, "*row d_model"]:
-    """LayerNorm, or RMSNorm without a bias; of several models with weights ``[model, d_model]``."""
+    """LayerNorm, or RMSNorm without a bias, also of several models."""
     width = weight.shape[-1:]
     if weight.dim() == 1:
         if bias is None:
@@ -55,14 +54,14 @@ def norm(
     return torch.addcmul(bias[:, None], F.layer_norm(x, width, ones, None, eps), weight[:, None])
 
 
-Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
-"""How a layer differs from that of its configuration."""
+_Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
+"""How a layer differs from its configuration's."""
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
-def change_of(layer: nn.Module) -> Change | None:
-    """How a layer has been changed; None if it computes with its own weights alone."""
+def change_of(layer: nn.Module) -> _Change | None:
+    """How a layer has been changed, if it has."""
     inside = layer._modules
     if "base_layer" in inside or "forward" in vars(layer):  # PEFT's mark; a patched method
         return "wrapped"
@@ -72,10 +71,10 @@ def change_of(layer: nn.Module) -> Change | None:
 
 
 def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
-    """The layer, if it computes with the weights that it shows.
+    """The layer, if its output is that of the weights it shows; else raise.
 
-    A parametrised layer makes them at reading, a pruned one only in a hook before each call. With
-    ``uncalled``, they replace a call, so that the layer may have no hook either.
+    Parametrised layers make them at reading, pruned ones in a hook before each call. With
+    ``uncalled``, the weights replace a call, so hooks are refused too.
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
@@ -85,19 +84,19 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
 
 
 def weights_of(layer: str, weight: str, doc: str) -> property:
-    """A property that reads a tensor of a layer, both by name, through :func:`with_weights`."""
+    """A property of a layer's tensor, through :func:`with_weights`."""
     read = attrgetter(weight)
     return property(lambda self: read(with_weights(getattr(self, layer))), doc=doc)
 
 
 def need_unchanged(model: nn.Module, what: str) -> None:
-    """Raise if a layer of a model is wrapped, hooked or parametrised, at little cost."""
+    """Raise if a layer is wrapped, hooked or parametrised."""
     for name, module in model.named_modules():
         if (change := change_of(module)) is not None:
             raise _changed(f"{what}: {name}", change)
 
 
-def _changed(what: str, change: Change) -> InputError:
+def _changed(what: str, change: _Change) -> InputError:
     got = {
         "wrapped": "another module in its place or around it",
         "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
@@ -114,18 +113,18 @@ def _changed(what: str, change: Change) -> InputError:
 def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
     """Raise for the call ``what`` unless all layers compute with their own weights.
 
-    A ``saved`` model may have hooks, which no file holds, but no parametrisation.
+    A model to be ``saved`` may have hooks, which no file holds, but no parametrisation.
     """
     for name, change in _changed_layers(model):
         if change != ("hooked" if saved else "parametrised"):
             raise _changed(f"{what}: {name}", change)
 
 
-def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
+def _changed_layers(model: Any) -> Iterator[tuple[str, _Change]]:
     """The changed layers of a model by name, the outermost first.
 
-    A model with a ``plain_twin`` is compared with it; in a published model only hooks,
-    parametrisations and PEFT's mark show.
+    A model with a ``plain_twin`` is compared with it; in a published model, only hooks,
+    parametrisations and PEFT's mark are found.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     twin = model.plain_twin() if hasattr(model, "plain_twin") else None
@@ -149,6 +148,6 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
 
 
 def _alike(module: nn.Module, twin: nn.Module) -> bool:
-    """Whether a module is of the twin's kind, a plain ``nn.Linear`` included."""
+    """Whether a module is of the twin's kind."""
     kinds = (LinearMap, nn.Linear) if type(twin) is LinearMap else (type(twin),)
     return type(module) in kinds and vars(module).get("act_fn") is vars(twin).get("act_fn")

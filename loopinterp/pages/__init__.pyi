@@ -14,6 +14,3 @@ from .report import write_results as write_results
 from .run_record import RunRecord as RunRecord
 from .run_record import read_run as read_run
 from .tables import read_report as read_report
-from .typed_examples import token_words as token_words
-from .typed_examples import typed_example as typed_example
-from .typed_examples import words_at as words_at

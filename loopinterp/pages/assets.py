@@ -1,4 +1,4 @@
-"""What is inlined in a page: figures as JSON, tables as downloads, style and script."""
+"""What a page holds inline: figures as JSON, tables as downloads, styles and scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from loopinterp.figures.circuit_graph import figure_markup, script_json
 from loopinterp.figures.circuit_parts import asset as graph_asset
-from loopinterp.pages.exploration import read_asset, script
+from loopinterp.pages.exploration import page_script, read_asset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 FLAT = frozenset({"bar", "box", "contour", "heatmap", "histogram", "scatter", "violin"})
-"""Kinds of traces that the part of Plotly in ``vendor/`` draws."""
+"""Trace kinds that the part of Plotly in ``vendor/`` draws."""
 
 _LARGEST = 2_000_000
-"""Bytes of the largest table that a page holds."""
+"""Largest table in a page, in bytes."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A table as a ``data:`` link; ``href`` is empty where it is too large to be embedded."""
+    """A table as a ``data:`` link; ``href`` is empty if the table is too large."""
 
     href: str
     filename: str
@@ -40,19 +40,14 @@ class Download:
 
 
 def figure_json(figure: Any) -> Markup:
-    """A Plotly figure as JSON: it ends no script, and no string of it is a tag but for ``<b>``."""
+    """A Plotly figure as JSON, safe inside a script tag; of HTML tags only ``<b>`` is kept."""
     # Without orjson Plotly spells "<" as \u003c, where no tag would be found.
     plain = json.dumps(json.loads(str(figure.to_json())), separators=(",", ":"))
     return script_json(figure_markup(plain))
 
 
 def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
-    """The scripts that draw figures, by their names in the page: of flat ones, and of others.
-
-    Example:
-        >>> list(plotly_scripts([True, False, True])), plotly_scripts([])
-        (['plotly-flat', 'plotly-whole'], {})
-    """
+    """The Plotly scripts that figures need, by name; ``flat`` says which figures are flat."""
     needed = set(flat)
     names = {"plotly-flat": True, "plotly-whole": False}
     return {name: Markup(_plotly(name)) for name, kind in names.items() if kind in needed}
@@ -60,7 +55,6 @@ def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
 
 @cache
 def _plotly(name: str) -> str:
-    """A script of Plotly's, unchanged: the vendored part for flat figures, or the whole."""
     if name == "plotly-whole":
         from plotly.offline import get_plotlyjs
 
@@ -70,29 +64,18 @@ def _plotly(name: str) -> str:
 
 
 def page_scripts(plotly: Iterable[str]) -> list[str]:
-    """Every script that a page may run: its own, the graphs', the explorer's, and Plotly's.
-
-    Args:
-        plotly: Names that :func:`plotly_scripts` gave.
-    """
+    """Every script that a page may run, given the names from :func:`plotly_scripts`."""
     ours = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
     return [*map(str, ours), str(explorer_asset("script")), *map(_plotly, plotly)]
 
 
 def graph_assets() -> dict[str, Markup]:
-    """Style and script of all graphs of circuits, for a page that has any."""
     names = {"style": "circuit.css", "script": "circuit.js"}
     return {name: Markup(graph_asset(file)) for name, file in names.items()}
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
-    """A table as CSV in a ``data:`` URI, compressed where it is long.
-
-    Example:
-        >>> import pandas as pd
-        >>> table_download(pd.DataFrame({"a": [1]}), "Exact match").href
-        'data:text/csv;charset=utf-8;base64,YQoxCg=='
-    """
+    """A table as CSV in a ``data:`` URI, compressed if it is long."""
 
     def escape(cell: Any) -> Any:
         # An apostrophe before what a spreadsheet would run as a formula.
@@ -124,15 +107,12 @@ def slug(text: str) -> str:
 
 
 def explorer_asset(name: str) -> Markup:
-    """The explorer's ``style``, or the ``script`` that shows the explorations of a page."""
+    """The explorer's ``style`` or ``script``."""
     if name == "style":
         return Markup(read_asset("explorer.css"))
-    # In a function of its own: nothing of it is a global of the page.
-    on_page = read_asset("explorer_page.js")
-    return Markup(f'(() => {{\n"use strict";\n{script()}\n{on_page}}})();')
+    return Markup(page_script())
 
 
 def asset(name: str) -> Markup:
-    """The text of a file in ``templates/``, inlined as it is."""
     folder = files("loopinterp.pages") / "templates"
     return Markup((folder / name).read_text(encoding="utf-8"))  # escaped above, or our own file

@@ -1,4 +1,4 @@
-"""A run in which one state was changed, and what programs say of it, beside the run without it."""
+"""The run of a model and of programs after one state is replaced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PutIn = Literal["interchange", "mean", "zero"]
 
 
 class ChangedRun(NamedTuple):
-    """The run of a model with a state put in, and each program's with the same interchange."""
+    """The model's run after an intervention, and each program's after the same interchange."""
 
     run: Exploration
     predicted: dict[str, Exploration]
@@ -58,38 +58,21 @@ def explore_change(
     symbols: Sequence[Any] | None = None,
     ranks: int = 3,
 ) -> ChangedRun:
-    """The first example of a batch, with its state at a loop and position changed.
+    """Explore the first example of a batch with its state at one loop and position replaced.
 
-    Up to that loop it is the clean run; from there on the interchange engine goes on.
+    The run equals the clean run up to ``loop``, and continues from the new state.
 
     Args:
         model: Any looped model.
         batch: Examples of one length.
-        loop: Loops done when the state is put in, from 0 on, at the position ``pos``.
-        put_in: The state of the example ``source`` there at that loop, the mean over all examples
-            of the batch there, or zeros.
+        loop: Loops done before the state is replaced, from 0 on.
+        pos: The position whose state is replaced.
+        put_in: The new state: that of the example ``source`` there, the batch mean there, or zeros.
         source: Row of the batch.
-        programs: They read the same tokens. Each is run with the same interchange made in its own
-            variables; of a mean or of zeros it says nothing.
-        plane: That of the changed run by default.
+        programs: Programs that read the same tokens. Each runs with the same interchange of its
+            own variables; a mean or zeros has no counterpart in a program.
+        plane: The plane to show states in; that of the changed run by default.
         words: As for :func:`explore`, like ``symbols`` and ``ranks``.
-
-    Raises:
-        InputError: a loop, a position or an example that there is not, the mean over one example,
-            or inputs that are no tokens.
-
-    Example:
-        >>> from loopinterp.compiler import compile_program
-        >>> from loopinterp.programs import get_program
-        >>> from loopinterp.tasks import Addition
-        >>> model = compile_program("ripple", max_length=5).model
-        >>> batch = Addition().encode([(1, 6), (1, 7)], n=4)    # a carry into bit 1, or none
-        >>> run, predicted = explore_change(
-        ...     model, batch, loop=3, pos=2, programs=[get_program("ripple")])
-        >>> run.data["answer"][0, 3, :, 0].values.tolist()    # 1 + 6 = 7, its bit 1 exchanged
-        [0, 1, 0, 1, 0]
-        >>> predicted["ripple"].data["answer"][0, 3, 1:, 0].values.tolist()
-        [1, 0, 1, 0]
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)
@@ -145,9 +128,9 @@ def _explore_prediction(
 ) -> Exploration:
     """The program's run of one pair, with the interchange made in the model.
 
-    Its answers are what it answers itself, -1 where it leaves them open. Its variables stand beside
-    what the answers of the changed model imply of them. Last is its claim, as the verdict takes it
-    (:class:`~loopinterp.comparison.program_runs.Claims`), beside what the model answers.
+    Each variable is shown beside the value that the changed model's answers imply. The last
+    row is the program's claim (:class:`~loopinterp.comparison.program_runs.Claims`) beside the
+    model's answer. An answer that the program leaves open is -1.
     """
     n_loops, loop = changed.n_loops, int(exchange.pairs.loop[0])
     with study(0, program=program.name, n_loops=n_loops) as watch:

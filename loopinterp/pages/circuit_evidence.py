@@ -1,8 +1,7 @@
-"""What a run's saved results say of the parts of a circuit, each number with its control.
+"""What a run's saved results measured about each part of a compiled circuit, with controls.
 
-A compiled circuit is the program's, the numbers are those of the model studied: the head that is
-assigned to a selector, what is lost without it, how well a variable can be read from the state and
-whether the model follows when it is interchanged.
+The circuit is the program's; the numbers are those of the studied model: the head assigned to a
+selector, the loss without it, how well a variable is decoded, and the effect of interchanges.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from loopinterp.core.text import percent
 from loopinterp.pages.run_record import Problem, Trouble
 
 Evidence = Mapping[str, list[tuple[str, str]]]
-"""Name of a selector, of ``program.variable`` or of a component -> headings and texts."""
+"""Headings and texts by the name of a selector, ``program.variable`` or component."""
 
 
 def evidence_by_name(results: Mapping[str, Result], problems: list[Problem]) -> Evidence:
-    """What results say of selectors, variables and components; the unreadable are problems."""
+    """Evidence by name; unreadable results are added to ``problems``."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     readers = {
         "ablation": _of_ablation,
@@ -65,7 +64,7 @@ def _of_heads(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
             continue
         at = means.sel(selector=selector, head=head)
         text = (
-            f"{head} comes nearest: its attention overlaps by {percent(at['overlap'])} with what "
+            f"{head} is closest: its attention overlaps by {percent(at['overlap'])} with what "
             f"“{selector}” selects (even attention: {percent(at['overlap_even'])}; what it selects "
             f"in another input: {percent(at['overlap_other_input'])}), mean over loops."
         )

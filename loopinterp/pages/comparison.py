@@ -1,4 +1,4 @@
-"""Two or more runs side by side on one page: what differs in settings, and in what is found."""
+"""Several runs side by side on one page."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run says in a row of the table of findings."""
-
     value: str = ""
     good: bool | None = None
     text: str = ""
@@ -37,32 +35,30 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that runs say, run by run."""
-
     title: str
     cells: list[Cell]
 
     @property
     def about(self) -> str:
-        """The first text, which tells what the values are."""
+        """The first text; it explains the values."""
         return next((cell.text for cell in self.cells if cell.text), "")
 
     @property
     def differs(self) -> bool:
-        """Whether runs say different things, or some say nothing."""
+        """Whether runs differ, or some have no value."""
         return len({cell.value for cell in self.cells}) > 1
 
 
 def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
-    """Write two or more runs side by side: one file, with everything it needs inside.
+    """Write two or more runs side by side as one self-contained HTML file.
 
-    Seeds, ablations, a compiled model beside a trained one: the facts of each, their explorers
-    stepped together, settings and findings that differ, curves of all runs on one pair of axes. It
-    is made from saved results alone; :func:`read_report` reads its tables back.
+    The page shows the facts of each run, their explorers stepped together, the settings and
+    findings that differ, and curves on shared axes. Only saved results are read;
+    :func:`read_report` reads the page's tables back.
 
     Raises:
-        InputError: If there are fewer than two runs or one twice, a folder is none, the file is
-            there and no such page, or it cannot be written.
+        InputError: If there are fewer than two different runs, or ``out`` is a file that is no
+            earlier page.
     """
     folders = [Path(run) for run in runs]
     if len({folder.resolve() for folder in folders}) < max(len(folders), 2):
@@ -127,7 +123,6 @@ def _render(records: dict[str, RunRecord]) -> str:
 
 
 def _fact_rows(facts: Mapping[str, list[Fact]]) -> list[tuple[str, list[Fact | None]]]:
-    """A row for each topic: its title, and the fact of each run, if it has one."""
     by_topic = {run: {fact.topic: fact for fact in of_run} for run, of_run in facts.items()}
     rows = []
     for topic in Topic:
@@ -143,9 +138,9 @@ def _texts_by_run(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, list
 
 
 def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
-    """Settings that are not the same in all runs that have them; NaN where a run has none.
+    """Settings that differ between runs, one column for each run.
 
-    A row for each setting, a column for each run. What is set in one run alone is there too.
+    A setting that a run lacks is NaN; a setting of a single run is included.
     """
     wide: Any = tables["settings"].pivot_table(
         index=["part", "setting"], columns="run", values="value", aggfunc="first", sort=False
@@ -155,7 +150,7 @@ def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
 
 
 def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
-    """What has a number or a name to show, run by run, in the order of the report."""
+    """Findings with a number or name, run by run, in the order of the report."""
     table = tables["findings"]
     measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}
     table = table[(table["value"] != "") & (table["kind"] != "verdict")]

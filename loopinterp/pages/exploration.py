@@ -1,45 +1,63 @@
-"""A few examples, with all that is shown of them at each loop and position."""
+"""The explorer's result: a few examples with what is shown of them at each loop and position."""
 
 from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from loopinterp.core.results import Finding, Result, findings_of
+from loopinterp.figures.circuit_graph import security_policy
+from loopinterp.models.run_inputs import refuse
+
+_FRAME_STYLE = "width: 100%; height: 40rem; border: 0"
+_FIT = """new ResizeObserver(() => {
+  if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 8}px`;
+}).observe(document.body);"""
+_FRAMED = """<!doctype html><meta charset="utf-8">{policy}
+<meta name="color-scheme" content="light dark">
+<style>body {{ margin: 0; font-family: system-ui, sans-serif }} {style}</style>
+<div class="explorer"></div><script type="application/json" class="exploration-json">{data}</script>
+<script>{script}</script>"""
 
 NOT_SAID = -32768
-"""In place of a variable's value that an answer leaves open, and outside an example."""
+"""Stands for an implied value that is undetermined, and for cells outside an example."""
 
 
 class Missing(Enum):
-    """What an explorer does not show, and why, as a clause that goes on after "as"."""
+    """What the explorer does not show, and the reason as a clause that follows "as"."""
 
     NO_HOOKS = ("attention", "{model} has no hooks inside its loops")
     UNREADABLE_PATTERNS = ("attention", "its patterns cannot be read ({error})")
     WEAK_ATTENTION = (
         "attention below the strongest",
-        "of each head and position the {kept} largest of up to {seen} weights are kept",
+        "only the {kept} largest of up to {seen} weights are kept for each head and position",
     )
-    WHOLE_LOOP_LENS = ("readings within the loop", "the lens was fitted to what whole loops leave")
+    WHOLE_LOOP_LENS = (
+        "readings within the loop",
+        "the lens was fitted to states after whole loops",
+    )
     NO_PROGRAM = (
         "variables",
         "no program is given that reads these tokens and solves the task",
     )
-    CHANGED_RUN = ("attention", "it is shown of the run without the change alone")
+    CHANGED_RUN = ("attention", "it is shown for the clean run only")
 
 
 def spell_missing(missing: Mapping[str, Any]) -> dict[str, str]:
-    """What is not shown, and why.
+    """What is not shown, with the reason in words.
 
     Example:
         >>> spell_missing({"NO_HOOKS": {"model": "Mine"}})
@@ -57,45 +75,45 @@ def spell_missing(missing: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Exploration(Result, kind="exploration"):
-    """What :func:`explore` returns, of a model, or of a program, which has answers and variables.
+    """What the explorer shows of a model, or of a program, which has only answers and variables.
 
-    Beyond ``n_pos`` positions and ``n_loops`` loops of an example, and where a program leaves it
-    open, an answer is -1; targets are then -1, numbers NaN and attention 0. Loop 0 is the initial
-    state; attention at loop t is that by which the state after t loops was made, and 0 at loop 0.
+    Examples have different lengths: beyond ``n_pos`` positions or ``n_loops`` loops, answers and
+    targets are -1, numbers NaN and attention 0. Loop 0 is the initial state. Attention at loop t is
+    that of loop t, which made the state h_t; at loop 0 it is 0.
 
     Arrays:
-        row: Of each example, in the batch that it was chosen from.
-        n_pos: Its positions.
-        n_loops: Loops that are shown of it.
-        asked_after: The loop after which it is asked.
+        row: The example's row in its batch.
+        n_pos: Number of positions of the example.
+        n_loops: Number of loops shown.
+        asked_after: The loop after which the answer is scored.
         target: The right class; -1 where nothing is asked.
-        answer: The classes that the reading finds likeliest, likeliest first.
-        probability: Of these classes.
-        entropy: Of the reading, in bits.
-        moved: Relative residual of the loop that leads there, ``|h_t - h_{t-1}| / |h_t|``.
-        plane: The state in the plane that is shown.
-        inner_answer: Where the block has several layers, the likeliest class if the loop ended
-            after each of them but the last; -1 at loop 0.
+        answer: The likeliest classes of the reading, best first; -1 where a program leaves it open.
+        probability: Their probabilities.
+        entropy: Entropy of the reading, in bits.
+        moved: Relative residual, ``|h_t - h_{t-1}| / |h_t|``.
+        plane: Coordinates of the state in the shown plane.
+        inner_answer: The likeliest class if the loop ended after each of its layers but the last;
+            -1 at loop 0.
         inner_probability: Its probability.
-        key: The positions that a head looks at most, most first.
-        attention: How much.
-        variable: What each variable of each program is, of one that solves the task.
-        implied: The value with which the program would answer as the model does;
-            :data:`NOT_SAID` where none, or more than one, is.
+        key: The positions that a head attends to most, strongest first.
+        attention: Their attention weights.
+        variable: The value of each program variable.
+        implied: The only value with which the program would give the model's answer;
+            :data:`NOT_SAID` if no value or several would.
 
     Attributes:
         asks: What the task asks, in a sentence.
-        by_hand: How the first example is done by hand, in sentences.
+        by_hand: How the first example is solved by hand.
         reasons: Why each example was chosen, in a few words; ``details`` in a sentence.
-        said: Each example in words ("" where the task has none).
-        tokens: What stands at each position of each example.
+        said: Each example in words; "" if the task has none.
+        tokens: The token at each position of each example, in words.
         n_classes: Classes of the readout.
-        symbols: A word for each class that is shown, by its number.
-        axes: What the two axes of the plane are, where there is one.
-        missing: What the model cannot give: values by code (:func:`spell_missing` has the words).
-        n_examples: Examples among which these were chosen.
-        lens: What answers are read through: "coda" is the model's own readout.
-        of_other_weights: Whether the lens was fitted on other weights than those that it reads.
+        symbols: A word for each class shown, by its number.
+        axes: Names of the plane's two axes.
+        missing: Codes and values of what is not shown (:func:`spell_missing` has the words).
+        n_examples: Number of examples that these were chosen from.
+        lens: The lens that reads answers; "coda" is the model's own readout.
+        of_other_weights: Whether the lens was fitted on other weights.
     """
 
     VARIABLES: ClassVar = {
@@ -127,10 +145,36 @@ class Exploration(Result, kind="exploration"):
     lens: str = "coda"
     of_other_weights: bool = False
 
+    def save(self, folder: str | Path, name: str | None = None, *, title: str = "") -> Path:
+        """As every result; a path that ends in ``.html`` is the page with the explorer instead.
+
+        Args:
+            folder: A folder, or the page: one file that works offline.
+            name: Of the file in the folder.
+            title: Of the page; what the task asks by default.
+
+        Raises:
+            InputError: If the page is a file that is no such page, or it cannot be written.
+        """
+        if name is None and Path(folder).suffix == ".html":
+            # By name, as the report imports this module.
+            write_results = importlib.import_module("loopinterp.pages.report").write_results
+            return write_results({"explorer": self}, folder, title=title or self.asks or "Explorer")
+        refuse({"title": title or None}, "none of a result in a folder", "Leave it out.")
+        return super().save(folder, name)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the findings, and the explorer in a frame of its own."""
+        script = page_script() + _FIT
+        parts = {"policy": security_policy([script]), "style": read_asset("explorer.css")}
+        page = _FRAMED.format(data=page_json(self), script=script, **parts)
+        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{_FRAME_STYLE}"></iframe>'
+        return super()._repr_html_() + frame
+
 
 @findings_of.register
 def _(result: Exploration) -> list[Finding]:
-    """What is asked, how the first example is done by hand, and when the model has it."""
+    """The question, the first example solved by hand, and when the model solves it."""
     task = " ".join(text for text in (result.asks, result.by_hand) if text)
     findings = [Finding(task, kind="explorer")] if task else []
     reader = {
@@ -164,21 +208,10 @@ def _(result: Exploration) -> list[Finding]:
 
 
 SHARE = 65535
-"""A share of 1 as the page has it: shares are 16-bit integers."""
+"""A share of 1 in the page, where shares are 16-bit integers."""
 
 
 def page_data(result: Exploration) -> dict[str, Any]:
-    """What the component reads: texts, arrays by type and shape, and the bytes of all of them.
-
-    Example:
-        >>> from loopinterp.pages import explore
-        >>> from loopinterp.compiler import compile_program
-        >>> from loopinterp.tasks import Addition
-        >>> model = compile_program("ripple", max_length=6).model
-        >>> found = page_data(explore(model, Addition(), n=5, examples=2))
-        >>> found["arrays"]["answer"]["shape"], found["arrays"]["answer"]["type"]
-        ([2, 7, 6, 2], 'u8')
-    """
     data = result.data
     examples = [
         {
@@ -222,19 +255,23 @@ def page_data(result: Exploration) -> dict[str, Any]:
 
 
 def page_json(result: Exploration) -> str:
-    """What :func:`page_data` gives, as JSON in ASCII that cannot end its own script tag."""
+    """:func:`page_data` as ASCII JSON that is safe inside a script tag."""
     return json.dumps(page_data(result), separators=(",", ":")).replace("<", "\\u003c")
 
 
 def read_asset(name: str) -> str:
-    """The text of a file of the component."""
     return (files("loopinterp.pages") / "explorer" / name).read_text(encoding="utf-8")
 
 
 @cache
 def script() -> str:
-    """The component's modules as one, in which ``mount`` is defined and nothing is imported."""
+    """The explorer's modules as one script that defines ``mount`` and imports nothing."""
     # Each after those that it imports.
     names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
     texts = [re.sub(r"^import [^;]*;\n", "", read_asset(f"{n}.js"), flags=re.M) for n in names]
     return "\n".join(re.sub(r"^export ", "", text, flags=re.M) for text in texts)
+
+
+def page_script() -> str:
+    """The script that shows the explorations of a page; nothing of it is a global of the page."""
+    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer_page.js")}}})();'

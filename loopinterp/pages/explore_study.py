@@ -1,4 +1,4 @@
-"""The study behind the explorer: examples chosen, and all that is shown of them."""
+"""The study behind the explorer: it chooses examples and records what is shown of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _MOST_WEIGHTS = 1_500_000
-"""Attention weights that a result keeps; of each pattern the largest, where there are more."""
+"""Most attention weights in a result; beyond that, only the largest of each pattern are kept."""
 
 
 @torch.no_grad()
@@ -69,30 +69,31 @@ def explore(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> Exploration:
-    r"""Choose examples by what is interesting in them, and keep what the explorer shows of them.
+    r"""Choose interesting examples, and record what the model does on them at each loop.
 
-    At each loop and position: what the readout would answer, how sure it is (entropy), how far
-    the state moved, :math:`\|h_t - h_{t-1}\| / \|h_t\|`, where it lies in a plane, where each head
-    looks, and what the variables of programs are, beside what the model's answers imply.
+    For each loop and position: the answer and entropy of the readout, the relative residual
+    :math:`\|h_t - h_{t-1}\| / \|h_t\|`, the state's coordinates in a plane, the strongest
+    attention of each head, and program variables beside the values that the model's answers imply.
 
     Args:
-        model: Any looped model; one without hooks shows no attention.
-        data: Examples of one length, several batches of one length each, a task to draw them
-            from, or inputs alone ``[batch, pos]``, which are taken in their order.
-        programs: They read the same tokens; shown first is the one that answers as the model does
-            at most loops and positions.
-        examples: How many to choose, in equal parts of each batch.
-        n_loops: Those after which each example is asked by default; to be given with inputs alone.
-        words: For each token; those of the task by default, as ``symbols`` for each answer's class.
+        model: Any looped model; without hooks no attention is shown.
+        data: A batch, batches of one length each, a task to draw examples from, or inputs alone
+            ``[batch, pos]``, which are shown in the given order.
+        programs: Programs that read the same tokens; the one that agrees with the model at most
+            loops and positions is shown first.
+        examples: How many to choose, in equal parts from each batch.
+        n_loops: Loops to run; by default those after which each example is scored. Required with
+            inputs alone.
+        words: A word for each token; the task's by default. ``symbols``: for each answer class.
         asks: What the task asks, in a sentence.
-        explain: From a batch of one example to how it is done by hand; said of the first.
-        plane: Two directions of the state to look along; by default the first two principal
-            components of all states that are shown.
-        lens: As :func:`~loopinterp.lenses.lens_study` has it; the model's own readout by default.
-        fit_on: What to fit a lens on; by default the task of the examples, with another seed.
-        ranks: Answers to keep of each readout.
-        n: Problem length, or several, where a task is given; ``batch_size`` examples of each.
-        seed: Of what is drawn.
+        explain: Maps a batch of one example to its solution by hand; used on the first example.
+        plane: Two directions of the state; by default the first two principal components of all
+            shown states.
+        lens: As in :func:`~loopinterp.lenses.lens_study`; the model's own readout by default.
+        fit_on: What to fit the lens on; by default the task of the examples, with another seed.
+        ranks: Answers to keep of each reading.
+        n: Problem length, or several, if a task is given; ``batch_size`` examples of each.
+        seed: Seed of the examples.
 
     Raises:
         InputError: If a batch has examples of several lengths, or the lens does not fit the model.
@@ -151,7 +152,7 @@ def explore(
 def _batches(
     model: Any, data: Any, n_loops: int | None, how_drawn: Mapping[str, Any]
 ) -> list[Batch]:
-    """What is given as batches of one length each, asked as this model is."""
+    """The data as batches of one length each, in the model's tokens."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         shape, every = inputs.shape[:2], torch.full((len(inputs),), n_loops, device=inputs.device)
@@ -194,12 +195,12 @@ def _choose(
 
 
 def _has_inner(model: Any) -> bool:
-    """Whether there is something to read within a loop: a layer before its last."""
+    """Whether the block has more than one layer, so that states inside a loop can be read."""
     return hasattr(model, "run_with_cache") and len(layer_hooks(model, 0, 1)) > 1
 
 
 def _inner(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pairs | None:
-    """What would be read if each loop ended after a layer before its last; None without any."""
+    """Readings after each layer but the last; None if there are none."""
     if not _has_inner(model):
         return None
     if not all(run.reader.reads_layers for run in runs):
@@ -258,7 +259,7 @@ def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> 
 
 
 def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> list[LoopProgram]:
-    """Those first that answer as the model does at most loops and positions; then the simpler."""
+    """Programs sorted by agreement with the model; ties by simplicity."""
 
     def distance(program: LoopProgram) -> tuple[float, int]:
         shares = []
@@ -275,7 +276,7 @@ def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> 
 def _variables(
     programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, Any]
 ) -> dict[str, Pairs]:
-    """Values and what answers imply [example, loop, pos], of each run, by name."""
+    """Values and implied values [example, loop, pos] of each run, by variable name."""
     if not programs:
         missing[Missing.NO_PROGRAM.name] = {}
     pairs: dict[str, Any] = {}
@@ -296,16 +297,17 @@ def choose(
     most: int,
     generator: torch.Generator,
 ) -> list[Chosen]:
-    """Examples by what is interesting in them, each once; random ones where nothing is.
+    """Choose examples that are wrong, late or long; the rest are drawn at random.
 
-    Wrong after having been right, wrong at the end, right last, the longest chain of a program,
-    in turn; what is left is drawn at random.
+    Four kinds take turns: right once and wrong at the end; wrong at the end; right last;
+    the longest chain of a program.
 
     Args:
         right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
-        is_asked: Where something is.
-        converged: Loops after which each program keeps the whole answer.
-        most: Examples to choose; the generator draws the rest.
+        is_asked: Where an answer is scored.
+        converged: Loops after which each program's answer stays the same.
+        most: Examples to choose.
+        generator: Draws the random ones.
 
     Example:
         >>> asked = torch.ones(3, 1, dtype=torch.bool)
@@ -331,7 +333,7 @@ def choose(
 
 
 def _wrong(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
-    """What ends wrong, fewest wrong answers first: those that are nearly right tell most."""
+    """Examples wrong at the end, fewest wrong answers first."""
     wrong = (~right[-1]).sum(-1)
     for row in wrong.argsort(stable=True).tolist():
         if n := int(wrong[row]):
@@ -339,7 +341,7 @@ def _wrong(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
 
 
 def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
-    """What was wholly right, or else had most of its last mistakes right, and is not at the end."""
+    """Examples that were right, or had answers right that are wrong at the end."""
     # [loop, example] whether all is right; [example] how many answers were right once, not now.
     all_right, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
     for row in (all_right.any(0) & ~all_right[-1]).nonzero().flatten().tolist():
@@ -351,7 +353,7 @@ def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
 
 
 def _late(right: Tensor) -> Iterator[Chosen]:
-    """What is right for good last, of what ends right."""
+    """Examples right at the end, those that become right last first."""
     all_right = right.all(-1)
     since = constant_from(all_right).where(all_right[-1], -1)  # -1: not right at the end
     for nth, row in enumerate(since.argsort(stable=True, descending=True).tolist()):
@@ -363,7 +365,7 @@ def _late(right: Tensor) -> Iterator[Chosen]:
 
 
 def _chains(converged: Mapping[str, Tensor]) -> Iterator[Chosen]:
-    """What takes a program most loops: the one that differs most from example to example."""
+    """Examples that need most loops in the program whose loops vary most."""
     if not converged:
         return
     name, loops = max(converged.items(), key=lambda one: int(one[1].max() - one[1].min()))

@@ -1,4 +1,4 @@
-"""Runs that are explored, of a model and of programs beside it, and an exploration made of them."""
+"""Runs of a model and of programs on the chosen examples, and the exploration made of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.pages.exploration import NOT_SAID, Exploration
-from loopinterp.pages.typed_examples import answer_words, token_words, words_at
 from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight
 from loopinterp.programs.nodes import postorder
 from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.typed_examples import answer_words, token_words, words_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ class ExampleReason(Enum):
 
 @dataclass(frozen=True)
 class Chosen:
-    """An example by its row in the batch, why it is shown, and the values that the reason names."""
+    """An example by its row in the batch, and the reason why it is shown."""
 
     row: int
     reason: ExampleReason
@@ -89,14 +89,15 @@ def spell_choice(one: Chosen) -> tuple[str, str]:
 
 
 class ExploredRun:
-    """The examples chosen from one batch, and the run of the model on them.
+    """A model's run on the examples chosen from one batch.
 
     Args:
-        batch: These examples alone; ``rows`` says why each was chosen.
-        reader: What the states are read with: a model bound to inputs, or a lens on it.
-        states: After 0, 1, … loops.
-        ranks: Answers to keep of each readout.
-        words: A word for each token; those of the task if None.
+        batch: The chosen examples.
+        rows: Their rows in the original batch, with reasons.
+        reader: Reads the states: a model bound to inputs, or a lens on it.
+        states: Pairs of loop and state, from loop 0 on.
+        ranks: Answers to keep of each reading.
+        words: A word for each token; the task's if None.
     """
 
     def __init__(
@@ -132,17 +133,16 @@ class ExploredRun:
         self.asked = self.target >= 0
 
     def tokens(self) -> list[list[str]]:
-        """What stands at each position of each example."""
+        """The token at each position of each example, in words."""
         return [words_at(row, self._words) for row in self.batch.inputs.cpu()]
 
     def decoded(self) -> list[str]:
-        """Each example in the words of its task."""
         say = getattr(self.batch.task, "decode", None)
         return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
 
 
 def _first(by_loop: list[Tensor]) -> np.ndarray:
-    """[example, loop, …] of what was read loop by loop."""
+    """Readings by loop as one array [example, loop, …]."""
     return torch.stack(by_loop, 1).cpu().numpy()
 
 
@@ -152,7 +152,7 @@ def _numpy(x: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShownPlane:
-    """Two directions that states are shown along, and what they are."""
+    """Two directions in which states are shown, with their names."""
 
     centre: Tensor
     axes: Tensor
@@ -160,7 +160,7 @@ class ShownPlane:
 
     @classmethod
     def of(cls, parts: Sequence[ExploredRun], directions: Tensor | None) -> ShownPlane:
-        """The plane along given directions, or of the first two principal components."""
+        """The plane of the given directions, or of the first two principal components."""
         states = torch.cat([part.states.flatten(0, 2) for part in parts])  # [state, d_model]
         centre = states.mean(0)
         if directions is None:
@@ -203,11 +203,11 @@ def assemble(
     inner: Pairs | None = None,
     **fields: Any,
 ) -> Exploration:
-    """The exploration of all examples of some runs of a model.
+    """The exploration of all examples of some runs.
 
-    Of each variable there are its value and what is implied [example, loop, pos], of patterns keys
-    and weights [example, loop, layer, head, pos, nth], within the loop answers and their
-    probabilities [example, loop, layer, pos].
+    ``variables`` holds values and implied values [example, loop, pos]; ``patterns`` keys and
+    weights [example, loop, layer, head, pos, nth]; ``inner`` answers and probabilities
+    [example, loop, layer, pos].
     """
     shown = [x for run in runs for x in (run.answer, run.target)]
     shown += [answers for answers, _ in inner or ()]
@@ -252,7 +252,7 @@ def assemble(
 
 
 def _padded(arrays: list[np.ndarray], fill: float) -> np.ndarray:
-    """Arrays [example, (loop,) …, pos, …] of several lengths as one, with ``fill`` beyond each."""
+    """Arrays [example, (loop,) …, pos, …] of several lengths as one, padded with ``fill``."""
     sizes = [max(every) for every in zip(*(x.shape[1:] for x in arrays))]
     beyond = ([(0, 0), *((0, n - k) for n, k in zip(sizes, x.shape[1:]))] for x in arrays)
     padded = (np.pad(x, room, constant_values=fill) for x, room in zip(arrays, beyond))
@@ -266,26 +266,18 @@ def program_values(
     is_asked: Bool[Tensor, "batch pos"],
     run: Trace | None = None,
 ) -> Iterator[tuple[str, Int[Tensor, "loop batch pos"], Int[Tensor, "loop batch pos"]]]:
-    """Each variable of a program and its answer: name, value, and what the model's answer implies.
+    """Name, value and implied value of each variable of a program, and of its answer.
 
-    A value is implied where it is the only one, of those that the variable takes in this run, with
-    which the program, all its other variables left as they are, would answer as the model does; the
-    answer is its own implication. Where the program's answer at a position depends on variables
-    elsewhere, none is.
+    A value is implied if it is the only one, among those that the variable takes in this run,
+    with which the program would give the model's answer, all other variables unchanged. If the
+    answer at a position depends on variables at other positions, no value is implied.
 
     Args:
-        program: One that reads the inputs.
-        inputs: Those of the model.
-        answers: Those of the model, after 0, 1, … loops, where ``is_asked``.
-        run: That of the program, where it is another than the clean one.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> tokens, answers = torch.tensor([[4, 3, 1]]), torch.zeros(2, 1, 3, dtype=torch.int64)
-        >>> found = program_values(get_program("ripple"), tokens, answers, tokens < 4)
-        >>> name, value, implied = next(found)      # 1 + 1, then 1 + 0: 0 if a carry comes in
-        >>> name, value[:, 0].tolist(), implied[0, 0, 1:].tolist()
-        ('ripple.carry', [[0, 0, 0], [0, 0, 1]], [0, 1])
+        program: A program that reads the inputs.
+        inputs: The model's inputs.
+        answers: The model's answers after 0, 1, … loops.
+        is_asked: Where answers are scored.
+        run: The program's run, if it is not the clean one.
     """
     n_loops = len(answers) - 1
     trace = run or program.trace(inputs, n_loops=n_loops)

@@ -1,7 +1,7 @@
 """The facts that head a report: generalisation, convergence, movement of information, program.
 
-A fact is a code with its values, taken from the saved results of a run. It is rendered in three
-lengths: a value and a detail for the page's cards, a sentence for the story and the terminal.
+A fact is a code with values from the run's saved results. It is rendered as a value and a detail
+for the page's cards, and as a sentence for the story and the terminal.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     from loopinterp.core.results import Result
     from loopinterp.pages.run_record import RunRecord
 
-RIGHT = 0.95
-"""Least exact match, on the hardest distribution, at which a length counts as solved."""
+_RIGHT = 0.95
+"""A length is solved if exact match on the hardest distribution is at least this."""
 
-CONVERGED = 0.99
-"""Least share of positions with which the state counts as converging."""
+_CONVERGED = 0.99
+"""The state converges if it does so at this share of positions."""
 
-PREFERRED = 0.1
-"""Least attention to one distance, beyond an even spread, that is worth telling."""
+_PREFERRED = 0.1
+"""Least attention to one distance, beyond an even spread, that makes a fact."""
 
 
 class Topic(Enum):
-    """What a fact is about: its heading, and the section of the report with its evidence."""
-
     GENERALISATION = ("Generalisation", "generalisation")
     CONVERGENCE = ("Convergence", "convergence")
     MOVEMENT = ("Movement", "wavefront")
@@ -44,7 +42,7 @@ class Topic(Enum):
 
 
 class _Words(NamedTuple):
-    """How a fact is said: on a card, large and small; and as a sentence about "it"."""
+    """Texts of a fact: two for a card, and a sentence in which the model is "it"."""
 
     value: str
     detail: str
@@ -53,7 +51,7 @@ class _Words(NamedTuple):
 
 
 class Code(Enum):
-    """What was found, with its words; values are filled in by name."""
+    """The kinds of fact, with texts that a fact's values complete."""
 
     # generalisation
     RIGHT_BEYOND = _Words(
@@ -194,14 +192,14 @@ class Code(Enum):
 
 @dataclass(frozen=True)
 class Fact:
-    """A finding that a reader should know first.
+    """One of the report's main findings.
 
     Attributes:
         topic: What it is about.
-        code: What was found.
-        good: Whether it is as hoped; None where nothing is hoped for.
-        values: What the words of the code are filled with.
-        section: Key of the section with the evidence; that of the topic by default.
+        code: What was measured.
+        good: Whether this is the hoped-for outcome; None if there is none.
+        values: Values for the texts of the code.
+        section: Key of the section with the evidence; the topic's by default.
     """
 
     topic: Topic
@@ -217,33 +215,28 @@ class Fact:
 
     @property
     def value(self) -> str:
-        """The fact in a few words."""
+        """The large text of its card."""
         return self.code.value.value.format(**self.values)
 
     @property
     def detail(self) -> str:
-        """The number behind it."""
+        """The small text of its card."""
         return self.code.value.detail.format(**self.values)
 
     @property
     def sentence(self) -> str:
-        """The fact as a sentence, in which the model is "it"."""
+        """The fact as a sentence in which the model is "it"."""
         text = self.code.value.sentence.format(**self.values)
         return text[:1].upper() + text[1:]
 
     @property
     def anchor(self) -> str:
-        """The section of the report that has the evidence."""
+        """The report section with the evidence."""
         return self.section or self.topic.value[1]
 
 
 def facts_of(results: Mapping[str, Result]) -> list[Fact]:
-    """One fact for each topic on which a saved result says something, in the order of topics.
-
-    Example:
-        >>> facts_of({})
-        []
-    """
+    """One fact for each topic with a saved result, in the order of topics."""
     by_kind = {result.kind: result for result in reversed([*results.values()])}
     facts = []
     for read in (_generalisation, _convergence, _movement, _program):
@@ -257,16 +250,16 @@ def facts_of(results: Mapping[str, Result]) -> list[Fact]:
 
 
 def story(record: RunRecord, facts: list[Fact]) -> list[str]:
-    """The sentences that head a report: what the model is, and what was found.
+    """The sentences that head a report: the model, then each fact.
 
-    Convergence stays out of it: it is a property, not a result.
+    Convergence is left out, as it is a property and no result.
     """
     said = [fact.sentence for fact in facts if fact.topic is not Topic.CONVERGENCE]
     return [introduction(record), *said]
 
 
 def story_of_runs(facts_by_run: Mapping[str, list[Fact]]) -> list[str]:
-    """For each topic but convergence, what was found in how many of several runs.
+    """For each topic but convergence, how many of several runs share each value.
 
     Example:
         >>> fact = Fact(Topic.PROGRAM, Code.UNDECIDED, None)
@@ -284,13 +277,13 @@ def story_of_runs(facts_by_run: Mapping[str, list[Fact]]) -> list[str]:
 
 
 def title_of(facts: Sequence[Fact]) -> str:
-    """The heading of facts on one topic: their own if they share it, else the topic's."""
+    """The heading that facts on one topic share, or else the topic's."""
     titles = {fact.title for fact in facts}
     return titles.pop() if len(titles) == 1 else facts[0].topic.value[0]
 
 
 def introduction(record: RunRecord) -> str:
-    """What the model is, and what it was trained to do.
+    """The model and the task it was trained on, in a sentence.
 
     Example:
         >>> from loopinterp.pages.run_record import RunRecord
@@ -311,7 +304,7 @@ def introduction(record: RunRecord) -> str:
 
 
 def _goal(task: str) -> str:
-    """What a model of the task learns to do; its name where it says nothing itself."""
+    """What a model of the task learns to do; by default, to solve the task of this name."""
     if not task:
         return ""
     made = None
@@ -332,22 +325,22 @@ def _in_thousands(n: int | None) -> str:
 
 
 def _generalisation(by_kind: Mapping[str, Any]) -> Fact | None:
-    """Up to which length the hardest distribution is solved.
+    """The greatest length at which the hardest distribution is solved.
 
-    A distribution says nothing at a length at which one fixed answer solves it.
+    A distribution does not count at a length at which a constant answer solves it.
     """
     result = by_kind.get("evaluation")
     if result is None:
         return None
     exact = result.data["exact_match"].sel(estimate="value").sel(extra_loop=0, method="nearest")
-    telling = exact.where(result.data["constant_exact_match"] < RIGHT)
+    telling = exact.where(result.data["constant_exact_match"] < _RIGHT)
     share = telling.min("distribution").dropna("length")  # [length]
     if not share.size:
         return None
     lengths = share["length"].values.tolist()
-    solved = np.cumprod(share.values >= RIGHT).astype(bool)
+    solved = np.cumprod(share.values >= _RIGHT).astype(bool)
     # A model that fails in between and is right at the end is shown where it is worst.
-    shown = -1 if solved[-1] or share[-1] < RIGHT else int(share.values.argmin())
+    shown = -1 if solved[-1] or share[-1] < _RIGHT else int(share.values.argmin())
     values: dict[str, Any] = {"longest": lengths[shown], "share": percent(float(share[shown]))}
     cutoff = result.trained_up_to
     if not solved[0]:
@@ -371,7 +364,7 @@ def _convergence(by_kind: Mapping[str, Any]) -> Fact | None:
     if result is None:
         return None
     share = result.settled_share()
-    if share < CONVERGED:
+    if share < _CONVERGED:
         counts = result.regime_counts()
         common = max(counts, key=counts.__getitem__)
         values = {"share": percent(share), "common": common}
@@ -381,7 +374,7 @@ def _convergence(by_kind: Mapping[str, Any]) -> Fact | None:
     asked = bool((result.data["right"] >= 0).any())
     right = float(np.atleast_1d(result.exact_match()[-1])[0]) if asked else 1.0
     values = {"share": percent(share), "median": median, "right": percent(right)}
-    if right < RIGHT:
+    if right < _RIGHT:
         return Fact(Topic.CONVERGENCE, Code.CONVERGES_WRONG, False, values)
     return Fact(Topic.CONVERGENCE, Code.CONVERGES, True, values)
 
@@ -408,7 +401,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
     mass = result.data["mass"].sel(estimate="value").mean("loop")
     beyond = (mass - result.data["mass_even"]).fillna(-np.inf)
     best = {str(k): int(v) for k, v in beyond.argmax(...).items()}
-    if not float(beyond.isel(best)) >= PREFERRED:
+    if not float(beyond.isel(best)) >= _PREFERRED:
         return None
     distance = int(beyond["distance"][best["distance"]])
     side = f"{abs(distance)} to the {'left' if distance > 0 else 'right'}"
@@ -426,7 +419,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
 
 
 def _program(by_kind: Mapping[str, Any]) -> Fact | None:
-    """The strongest of: read off exactly, identified, refuted, read off nearly, not read."""
+    """The strongest of: read off exactly, identified, refuted, read off approximately, not read."""
     compared, read = by_kind.get("program-comparison"), by_kind.get("decompilation")
     exact = read is not None and read.given and bool(read.claim.transitions)
     # Read off exactly, it is the registered program up to its first guess.
@@ -454,7 +447,6 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
 
 
 def _of_several(compared: Any) -> Fact:
-    """In how many of several models a program is identified."""
     verdicts = list(compared.verdicts.values())
     names = [plain(v.identified) for v in verdicts if v.identified]
     n_candidates = compared.data.sizes["program"]
@@ -466,7 +458,6 @@ def _of_several(compared: Any) -> Fact:
 
 
 def _verdict(compared: Any) -> Fact:
-    """What the comparison of one model with programs says."""
     verdict, several = compared.verdict, compared.data.sizes["program"] > 1
     data = compared.data.sel(stratum="all").isel(model=0)
     n_runs = int(data["whole_run_active"].sel(program=verdict.closest))

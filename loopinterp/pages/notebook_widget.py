@@ -1,4 +1,4 @@
-"""The explorer in a notebook, where the model is at hand: examples are typed, and states put in."""
+"""The explorer in a notebook, with the model: examples can be typed and states replaced."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import page_data, read_asset, script
 from loopinterp.pages.explore_study import explore
 from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
-from loopinterp.pages.typed_examples import typed_example
 from loopinterp.programs.stock_programs import get_program
+from loopinterp.tasks.typed_examples import typed_example
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +38,11 @@ except ImportError as missing:
 
 
 class ExplorerWidget(anywidget.AnyWidget):
-    """The explorer of the report, with the model behind it.
+    """The report's explorer, with the model behind it.
 
-    Beside what the report has, an example can be typed, and a state put in at the chosen loop and
-    position: that of another example, the mean over those shown, or zeros. Beside the run without
-    it stand the run with it, and the same interchange in one of the given programs.
+    An example can be typed. The state at the chosen loop and position can be replaced by that of
+    another example, the mean over the shown examples, or zeros. The widget then shows the new run
+    beside the clean run, and the same interchange in one of the programs.
 
     Args:
         model: Any looped model.
@@ -50,7 +50,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         programs: As for :func:`explore`, like ``examples`` and ``seed``.
 
     Raises:
-        InputError: as :func:`explore`; on import, where anywidget is not installed.
+        InputError: As :func:`explore`; on import, if anywidget is not installed.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -91,11 +91,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         self.on_msg(self._heard)
 
     def type_example(self, text: str) -> None:
-        """Show an example that is typed, alone; see :func:`typed_example`.
-
-        Raises:
-            InputError: as ``typed_example``, or examples that are of no task.
-        """
+        """Show only an example that is given as text; see :func:`typed_example`."""
         if self._task is None:
             raise InputError(
                 "example",
@@ -115,15 +111,14 @@ class ExplorerWidget(anywidget.AnyWidget):
         example: NonNegativeInt = 0,
         source: NonNegativeInt = 1,
     ) -> None:
-        """Show the run of an example with a state put in, and what programs say of it.
+        """Show the run of an example with one state replaced, and the programs' predictions.
 
         Args:
-            loop: After so many loops, at the position ``pos``.
-            value: What is put in.
-            example: Which of those shown; ``source`` is the one whose state is put in.
-
-        Raises:
-            InputError: as :func:`explore_change`.
+            loop: Loops done before the state is replaced.
+            pos: The position whose state is replaced.
+            value: The new state, as ``put_in`` of :func:`explore_change`.
+            example: Number of the example among those shown.
+            source: Number of the example that an interchange takes the state from.
         """
         last = len(self._batch) - 1
         if example > last or (value == "interchange" and source > last):
@@ -159,7 +154,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         self.payload = page_data(self.result)
 
     def _heard(self, _: Any, content: dict[str, Any], __: Any) -> None:
-        """A message of the page; what is wrong with it is said there."""
+        """Act on a message of the page; an error is shown there."""
         try:
             if content.get("kind") == "type":
                 self.type_example(str(content["text"]))

@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from loopinterp.compiler.figures import draw
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Figure, Result
 from loopinterp.core.storage import write_bytes
@@ -41,31 +42,28 @@ from loopinterp.pages.sections import (
 from loopinterp.pages.tables import embedded, setting_groups, tables_of
 
 _MARKER = '<meta name="generator" content="loopinterp report">'
-"""In the head of every page that is written here: what has it may be written anew."""
+"""In the head of every page written here; a file with it may be overwritten."""
 
 
+@checked
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run: one file, with everything it needs inside.
+    """Write the report of a run as one self-contained HTML file.
 
     Args:
-        run_folder: With ``config.json``, ``metrics.jsonl`` and ``results/``.
+        run_folder: Folder with ``config.json``, ``metrics.jsonl`` and ``results/``.
         out: The file to write; ``RUN/report.html`` by default.
 
     Raises:
-        InputError: If the folder is not a run, the file is there and no earlier report, or it
-            cannot be written.
+        InputError: If the folder is not a run, or ``out`` is a file that is no earlier report.
     """
     out = need_page(Path(run_folder) / "report.html" if out is None else out)
     write_bytes(out, render_report(read_run(run_folder)).encode(errors="replace"))
     return out
 
 
+@checked
 def need_page(out: str | Path) -> Path:
-    """The path of a page that may be written: a new file, or an earlier page of ours.
-
-    Raises:
-        InputError: If anything else is there: another file, a folder, a link, a device.
-    """
+    """The path, after a check that it is a new file or an earlier page."""
     out = Path(out)
     try:
         mode = out.lstat().st_mode
@@ -75,23 +73,23 @@ def need_page(out: str | Path) -> Path:
         with out.open("rb") as file:
             if _MARKER.encode() in file.read(1000):  # it stands in the head of a page
                 return out
-        kind, fix = "a file that is none", "Delete it yourself, or choose another name."
+        kind, fix = "another file", "Delete it yourself, or choose another name."
     elif stat.S_ISDIR(mode):
         kind, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
     elif stat.S_ISLNK(mode):
         kind, fix = "a link, which would be replaced", "Name the file that it points to."
     else:
         kind, fix = "a device, pipe or socket", "Choose another name."
-    expected = "a new file, or an earlier report, which alone is replaced"
+    expected = "a new file, or an earlier report"
     raise InputError(f"output file {out}", expected=expected, given=kind, fix=fix)
 
 
+@checked
 def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
-    """Write results that belong to no run as a page like the report: one file, all inside.
+    """Write results that belong to no run as one self-contained HTML file.
 
     Raises:
-        InputError: If there is no result, the file is there and no such page, or it cannot be
-            written.
+        InputError: If there is no result, or ``out`` is a file that is no earlier page.
     """
     fix = "Pass {'name': result}."
     if not results:
@@ -108,12 +106,12 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 
 
 def render_report(record: RunRecord) -> str:
-    """The report of a run as HTML; of results alone, if the record has no configuration."""
+    """The report as HTML; without a configuration, a page of the results alone."""
     return render_page("report.html.j2", **_context(record))
 
 
 def render_page(template: str, **context: Any) -> str:
-    """A page of ``templates/``, everything in it that is no markup of ours escaped."""
+    """A page of ``templates/``, with all foreign text escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def without_controls(value: Any) -> Any:
@@ -148,7 +146,7 @@ def tidy(text: str) -> str:
 
 
 def in_short(text: str, most: int = 2) -> tuple[str, str]:
-    """The first sentences of a text, and the rest of it.
+    """The first ``most`` sentences of a text, and the rest.
 
     Example:
         >>> in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
@@ -198,7 +196,6 @@ def _context(record: RunRecord) -> dict[str, Any]:
 
 
 def _model(record: RunRecord) -> list[tuple[str, str]]:
-    """What to know about the model at a glance, as far as the configuration says it."""
     config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
@@ -233,7 +230,6 @@ def _versions(record: RunRecord) -> dict[str, str]:
 
 
 def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
-    """The training curve and the wall time by stage, and what cannot be drawn of them."""
     figures: list[Figure] = []
     problems = []
     parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}
@@ -246,7 +242,7 @@ def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
 
 
 def seconds(value: float) -> str:
-    """A duration as people say it.
+    """A duration in words.
 
     Example:
         >>> seconds(0.25), seconds(7.34), seconds(80), seconds(4020)
@@ -276,8 +272,8 @@ def _training_curve(record: RunRecord) -> list[Figure]:
     plot = line_panels(panels, x_title="step")
     plot.update_layout(showlegend=False)  # each panel says on its axis what it shows
     caption = (
-        "What training wrote down, on its own batches. Where the longest length drawn goes up, "
-        "the batches become harder: the loss jumps and the exact match drops."
+        "Recorded in training, on its own batches. When the longest length drawn goes up, batches "
+        "become harder: the loss jumps and the exact match drops."
     )
     return [Figure(title="Training", plot=plot, caption=caption, data=table, section="made")]
 
@@ -299,17 +295,18 @@ def _stage_times(record: RunRecord) -> list[Figure]:
     ]
 
 
+@checked
 def write_circuit_page(circuit: Any, out: str | Path) -> Path:
-    """Write the graph of a circuit as a page: one file that works offline.
+    """Write the graph of a circuit as one HTML file that works offline.
 
     Args:
-        circuit: A compiled model or its circuit, a program, an expression, or a graph that is made
-            already, such as :func:`loopinterp.edges.edge_graph` gives.
+        circuit: A compiled model or its circuit, a program, an expression, or a graph such as
+            :func:`loopinterp.edges.edge_graph` returns.
         out: A new file, or an earlier page.
 
     Raises:
-        InputError: It is none of them, or too large to be looked at; or the file is there and no
-            such page, or cannot be written.
+        InputError: If the circuit is none of these or too large to draw, or ``out`` is a file that
+            is no earlier page.
     """
     # A compiled model has its circuit as an attribute.
     is_graph = isinstance(circuit, CircuitGraph)

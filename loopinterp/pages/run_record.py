@@ -1,4 +1,4 @@
-"""What a run folder holds, as the report needs it: JSON and saved results, never a model."""
+"""The contents of a run folder that the report needs: JSON and saved results, no model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from loopinterp.core.text import ShortRepr, printable
 
 
 class Trouble(Enum):
-    """What is wrong with a file of a run, or with what is drawn of it, as a page says it."""
+    """What is wrong with a file of a run or a figure, as a sentence for the page."""
 
     WEIGHTS_UNREADABLE = (
         "The model's weights cannot be read, so it is not known whether the results are of them. "
@@ -41,7 +41,7 @@ class Trouble(Enum):
     RESULT_DISOWNED = "{name} {detail} and is not shown. Run the study again."
     RESULT_VALUES = "{name} has values that cannot be shown ({detail}). Run the study again."
     CIRCUIT_VALUES = (
-        "{name} has values that cannot be told of a circuit ({detail}). Run the study again."
+        "{name} has values that cannot be shown in a circuit ({detail}). Run the study again."
     )
     FIGURE_VALUES = "The figure {name!r} has values that cannot be shown ({detail})."
     NOT_DRAWN = "The {name} cannot be drawn ({detail})."
@@ -88,16 +88,16 @@ class RunRecord(ShortRepr):
     """A run, read from its folder.
 
     Attributes:
-        name: Of the folder.
+        name: Name of the folder.
         config: ``config.json``; empty for results that belong to no run.
         metrics: The lines of ``metrics.jsonl``.
         results: Saved results by file name, in alphabetical order.
-        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
-            name, those that were written of these weights), ``versions``, ``machine``; all
-            optional.
-        problems: What could not be read; the report says so.
-        weights: SHA-256 of the model's weights; "" where there is none to be read.
-        n_parameters: Of the model; None where it is not known.
+        made: ``made.json``, all keys optional: ``command``, ``stages`` (seconds by name),
+            ``unsaid`` (reasons of skipped studies, for the present weights), ``versions``,
+            ``machine``.
+        problems: What could not be read; the report lists it.
+        weights: SHA-256 of the model's weights; "" if they cannot be read.
+        n_parameters: Parameters of the model; None if unknown.
     """
 
     name: str
@@ -116,23 +116,23 @@ class RunRecord(ShortRepr):
 
     @property
     def origin(self) -> str:
-        """Where a model comes from that was not trained in the run; "" for one that was."""
+        """Where a model that was not trained in the run comes from; "" for a trained one."""
         return str(self.config.get("origin", ""))
 
     @property
     def skipped(self) -> Mapping[str, str]:
-        """Studies that say nothing of this model, each with the reason, as a clause."""
+        """Studies that do not apply to this model, each with the reason as a clause."""
         return self.made.get("unsaid", {})
 
     @property
     def task(self) -> str:
-        """Name of the task, "" if it is not known."""
+        """Name of the task; "" if unknown."""
         task = self.config.get("task", "")
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
     @property
     def depth(self) -> int | None:
-        """Loops of a model that is configured to make as many whatever the length, or None."""
+        """The number of loops, if it is the same at every length; else None."""
         objective = self.config.get("objective")
         trained = objective.get("n_loops") if isinstance(objective, Mapping) else None
         depth = self.config.get("depth", trained)
@@ -140,16 +140,16 @@ class RunRecord(ShortRepr):
 
     @property
     def stage_seconds(self) -> Mapping[str, float]:
-        """Wall time by stage: as the run wrote it, else that of each study."""
+        """Wall time by stage as the run wrote it, or else of each study."""
         # Runs without made.json know the times of their studies alone.
         of_studies = {name: result.provenance.wall_time for name, result in self.results.items()}
         return self.made.get("stages") or of_studies
 
 
 def read_run(folder: str | Path) -> RunRecord:
-    """Read a run folder; a damaged file becomes a problem of the record, not an error.
+    """Read a run folder.
 
-    So does a result that is not of the model that the run has now: it is left out.
+    A damaged file becomes a problem of the record. Results of other weights are left out.
 
     Raises:
         CheckpointError: If the folder is not a run, or its ``config.json`` is damaged.
@@ -238,7 +238,7 @@ def _read_metrics(
 
 
 def _lines_seal(folder: Path, owner: Owner) -> Seal | None:
-    """The seal of the run's metrics: that of its weights, or else of its checkpoint."""
+    """The seal of the run's metrics: its weights', or else its checkpoint's."""
     if owner.seal is not None and owner.mismatch is None:
         return owner.seal
     checkpoint = folder / "state" / "checkpoint.safetensors"
@@ -250,7 +250,7 @@ def _lines_seal(folder: Path, owner: Owner) -> Seal | None:
 
 
 def _read_made(path: Path, owner: Owner, problems: list[Problem]) -> dict[str, Any]:
-    """How the run was made, as far as it is of the right types and of this run."""
+    """The entries of ``made.json`` that have the right types and belong to this run."""
     if not path.is_file():
         return {}
     try:
@@ -291,7 +291,7 @@ def _read_made(path: Path, owner: Owner, problems: list[Problem]) -> dict[str, A
 
 
 def _is_text_or_reason(note: Any) -> bool:
-    """Whether it is text, or a reason with the run and the weights that it was written of."""
+    """Whether it is text, or a reason with the run and weights that it belongs to."""
     return _is_text(note) or (_maps_names_to(_is_text, note) and "reason" in note)
 
 
@@ -300,12 +300,12 @@ def _maps_names_to(kind: Callable[[Any], bool], value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text that a page can hold: JSON may spell half a character."""
+    """Whether it is text that a page can hold; JSON may contain half a character."""
     return isinstance(value, str) and value == value.encode(errors="replace").decode()
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it can be drawn and added up: JSON may spell infinity, and integers beyond it."""
+    """Whether it can be drawn and added; JSON may contain infinity and huge integers."""
     try:
         return isinstance(value, (int, float)) and math.fabs(value) < 1e300
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The sections of the report: what each asks, and its findings and figures in reading order."""
+"""The sections of the report: titles, and findings and figures in reading order."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the report.
-
-    What it asks, and the words that one needs to read it, are in ``sections.html.j2``.
+    """A section of the report; ``sections.html.j2`` has its introduction.
 
     Attributes:
-        key: As :attr:`loopinterp.core.results.Figure.section` has it; also the anchor.
-        title_once: Of models that make one loop; the title by default.
-        short: As the table of contents has it; the title by default.
-        study: The study that it is about; the one named as the section by default.
-        missing: What is said of a run that it applies to, if no saved study belongs to it.
-        folded: Whether it is behind a line that opens it: no fact of the first screen rests on it.
+        key: As in :attr:`loopinterp.core.results.Figure.section`; also the anchor.
+        title_once: Title for models of one loop; ``title`` by default.
+        short: Title in the table of contents; ``title`` by default.
+        study: The section's own study; the one named ``key`` by default.
+        missing: Text for a run without a saved result of that study.
+        folded: Whether the section is closed at first; no main fact may rest on it.
     """
 
     key: str
@@ -45,7 +43,7 @@ class Section:
     folded: bool = False
 
     def at(self, depth: int | None) -> Section:
-        """The section of a model of a fixed depth; None: of one that makes T(n) loops.
+        """The section with its title for a model of ``depth`` loops; None means T(n) loops.
 
         Example:
             >>> SECTIONS[0].at(None).title, SECTIONS[0].at(1).title
@@ -54,26 +52,23 @@ class Section:
         return replace(self, title=self.title_once or self.title) if depth == 1 else self
 
     def applies(self, task: str) -> bool:
-        """Whether its study, if ``analyze`` makes it, asks about models of that task."""
         kind = next((k for k in registered_kinds().values() if k.study == self.of_study), Kind(""))
         served = not kind.tasks or task in kind.tasks
-        return served and (not kind.of_programs or has_programs(task))
+        return served and (not kind.of_programs or _has_programs(task))
 
     @property
     def of_study(self) -> str:
-        """Name of the study that it is about."""
         return self.study or self.key
 
 
-def has_programs(task: str) -> bool:
-    """Whether a stock program solves the task."""
+def _has_programs(task: str) -> bool:
     from loopinterp.programs import get_program, list_programs
 
     return any(get_program(name).task == task for name in list_programs())
 
 
 EXPLORER = "explorer"
-"""The key of the section that stands before the summary: what is asked, on a few inputs."""
+"""Key of the section before the summary, which shows the task on a few inputs."""
 
 SECTIONS = (
     Section(
@@ -131,13 +126,11 @@ SECTIONS = (
 """All sections with studies, in reading order; "How it was made" follows them."""
 
 OTHER = Section(key="other", title="Other studies", folded=True)
-"""What belongs to no section of ours, a study of someone else's, is shown all the same."""
+"""The section for studies that name no known section."""
 
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure as the template shows it: as JSON for Plotly, or as HTML, the graph of a circuit."""
-
     anchor: str
     figure: Figure
     download: Download | None
@@ -148,7 +141,7 @@ class FigureView:
 
 @dataclass(frozen=True)
 class Fold:
-    """What is seen when it is asked for: a line that says what it is, and what is behind it."""
+    """A line that opens to findings and figures."""
 
     anchor: str
     title: str
@@ -160,11 +153,6 @@ class Fold:
 
 @dataclass(frozen=True)
 class SectionView:
-    """A section as the template shows it: a claim with its figure, and folds.
-
-    ``explorers`` are what explorers are given.
-    """
-
     section: Section
     findings: list[Finding]
     figures: list[FigureView]
@@ -173,14 +161,11 @@ class SectionView:
 
     @property
     def all_figures(self) -> list[FigureView]:
-        """Its figures, those of its folds included."""
         return [*self.figures, *(figure for fold in self.folds for figure in fold.figures)]
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What is shown of one result."""
-
     name: str
     findings: list[Finding]
     figures: list[Figure]
@@ -188,7 +173,7 @@ class _Shown:
 
 
 def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
-    """The sections that have something to show, in reading order, and what cannot be shown."""
+    """The sections with something to show, in reading order, and the problems met."""
     # In the order in which studies were made; those of unknown order come last, by name.
     order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
     shown: list[_Shown] = []
@@ -215,9 +200,9 @@ def figure_views(
     numbers: Iterable[int],
     evidence: Evidence | None = None,
 ) -> list[FigureView]:
-    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem.
+    """Figures with anchors; a figure that cannot be drawn becomes a problem.
 
-    ``numbers`` are part of the anchors; ``evidence`` is told of the nodes of circuits, by name.
+    ``numbers`` make the anchors unique; ``evidence`` is shown at the nodes of circuits, by name.
     """
     views = []
     for figure, number in zip(figures, numbers):
@@ -239,7 +224,7 @@ def figure_views(
 def _view(
     section: Section, shown: Sequence[_Shown], problems: list[Problem], evidence: Evidence
 ) -> SectionView:
-    """The section's own study comes first, the others in the order in which they were made."""
+    """The section's own study comes first, the others in the order of the results."""
     known = {one.key for one in SECTIONS} | {"verdict"}
 
     def belongs(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tables behind a page, of one run or several: kept in the page, and read back from it."""
+"""The tables embedded in a page, of one or several runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 Tables = dict[str, "pd.DataFrame"]
 
 COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
-"""Of the table of curves."""
+"""Columns of the table of curves."""
 
 
 def tables_of(records: Mapping[str, RunRecord]) -> Tables:
-    """Settings, findings and curves of runs, each a tidy table with the run in its first column.
-
-    Args:
-        records: Runs by the names that they go by.
-    """
+    """Settings, findings and curves of named runs: tidy tables, the run in the first column."""
     settings, findings, curves = [], [], []
     for run, record in records.items():
         for part, values in setting_groups(record.config).items():
@@ -61,7 +57,7 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
 
 
 def embedded(tables: Tables) -> Markup:
-    """Tables as JSON that cannot end its own script tag."""
+    """Tables as JSON that is safe inside a script tag."""
     documents = {
         name: {"columns": table.columns.tolist(), "rows": table.astype(object).values.tolist()}
         for name, table in tables.items()
@@ -72,10 +68,10 @@ def embedded(tables: Tables) -> Markup:
 def read_report(page: str | Path) -> Tables:
     """The tables of a page that :func:`write_report` or :func:`write_comparison` wrote.
 
-    They are ``settings``, ``findings`` and ``curves``, each with the run in its first column.
+    They are ``settings``, ``findings`` and ``curves``; the first column is the run.
 
     Raises:
-        CheckpointError: The file is missing, or has no such tables in it.
+        CheckpointError: If the file is missing or has no such tables.
     """
     element = rb'<script type="application/json" id="report-data">(.*?)</script>'
     match = re.search(element, read_bytes(Path(page)), re.S)
@@ -103,8 +99,6 @@ Point = tuple[Any, float, float, float]
 
 @dataclass(frozen=True)
 class _Shared:
-    """A figure that runs have in common: what it is, and how it is read."""
-
     title: str
     x_title: str
     caption: str
@@ -141,13 +135,12 @@ _PROGRAMS = _Shared(
 _TRAINING = _Shared(
     "Training loss",
     "step",
-    "What training wrote down, on its own batches. Runs that were not trained have none.",
+    "Recorded in training, on its own batches. Runs that were not trained have none.",
     logarithmic=("loss",),
 )
 
 
 def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
-    """The rows of :data:`COLUMNS` of one run, which goes by a name."""
     rows: list[tuple[Any, ...]] = []
     readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
     for result in record.results.values():
@@ -166,10 +159,10 @@ def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
     return rows
 
 
-CurvePoints = Iterator[tuple[str, str, Point]]
+_CurvePoints = Iterator[tuple[str, str, Point]]
 
 
-def _exact(result: Result) -> CurvePoints:
+def _exact(result: Result) -> _CurvePoints:
     # After T(n) loops, or as near to them as was measured.
     extra = result.data["extra_loop"].values
     data = result.data["exact_match"].sel(extra_loop=extra[np.abs(extra).argmin()])
@@ -179,13 +172,13 @@ def _exact(result: Result) -> CurvePoints:
             yield _EXACT.title, f"{distribution} inputs", (n, *_ends(at))
 
 
-def _programs(result: Result) -> CurvePoints:
+def _programs(result: Result) -> _CurvePoints:
     data = result.data["whole_run"].isel(model=0).sel(stratum="all")
     for program in data["program"].values.tolist():
         yield _PROGRAMS.title, "", (program, *_ends(data.sel(program=program)))
 
 
-def _settling(result: Result) -> CurvePoints:
+def _settling(result: Result) -> _CurvePoints:
     right = result.data["right"].transpose("loop", "batch", "pos").values
     share_right = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
     residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)
@@ -201,7 +194,7 @@ def _ends(values: Any) -> tuple[float, float, float]:
 
 
 def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
-    """The figures of a table of curves, each run in its colour in all of them."""
+    """Figures of a table of curves; a run has the same colour in all of them."""
     figures = []
     shades = {run: colour(k) for k, run in enumerate(runs)}
     for shared in (_EXACT, _PROGRAMS, _CONVERGENCE, _TRAINING):  # in reading order
@@ -244,7 +237,7 @@ def _series(run: str, rows: Any, shades: Mapping[str, str]) -> Series:
 
 
 def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """A nested configuration as tables by title, one for each of its parts.
+    """A nested configuration as one table for each of its parts, by title.
 
     Example:
         >>> setting_groups({"seed": 0, "model": {"d_model": 64, "norm": None}})

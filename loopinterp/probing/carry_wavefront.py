@@ -1,7 +1,7 @@
 """The carry study: how far a carry has travelled after each loop, by linear probes.
 
-The chain length of a carry is the number of positions it travels: from the bit that decides it
-(which generates or kills) to the position it enters, one more than the propagating positions it
+The chain length of a carry is the number of positions it travels, from the bit that decides it
+(which generates or kills) to the position it enters: one more than the propagating positions it
 passes (:meth:`Addition.chain_length_in`).
 """
 
@@ -62,15 +62,16 @@ _GRID = "loop chain_length"
 class CarryStudyResult(Result, kind="carry"):
     """Accuracy of probes for the carry into a position, after each number of loops (0: none).
 
-    Chains that run back to bit 0 are left out. Where attention has a hard window, no probe can read
-    a carry outside the light cone, ``reach`` positions a loop.
+    Chains that reach back to bit 0 are left out. With a hard attention window, no probe can read a
+    carry outside the light cone, ``reach`` positions a loop.
 
     Arrays:
-        accuracy: Probes that each have one loop and one chain length.
+        accuracy: One probe for each loop and chain length.
         in_reach: Whether the deciding bit is inside the light cone.
-        shared_probe: One probe for each loop and all chain lengths: whether there is one code.
-        last_loop_probe: The shared probe of the last loop, applied to all: whether the carry is
-            written in the same direction from the start.
+        shared_probe: One probe for each loop and all chain lengths; tests whether there is one
+            code.
+        last_loop_probe: The last loop's shared probe, applied to all loops; tests whether the carry
+            has the same direction from the start.
         short_to_long: Shared probes trained on ``n_short`` bits, scored on ``n``.
         control_task, random_model, embedding, majority: Controls: the same probe on random labels
             fixed by the last four inputs; on random weights; on the embedding alone; always the
@@ -81,7 +82,7 @@ class CarryStudyResult(Result, kind="carry"):
             carry; for the random labels; for the model with random weights.
 
     Attributes:
-        n, n_short, n_train_pairs, n_test_pairs, threshold: Those of :func:`carry_study`.
+        n, n_short, n_train_pairs, n_test_pairs, threshold: As for :func:`carry_study`.
         reach: Positions to the left that one loop reads; None without a bound.
         reach_before: Positions to the left that the injected input reads before the first loop.
     """
@@ -106,12 +107,12 @@ class CarryStudyResult(Result, kind="carry"):
 
     @property
     def speed_limit(self) -> int:
-        """Positions a loop of the expected front; 1 without a bound."""
+        """Positions per loop of the expected front; 1 without a bound."""
         return self.reach or 1
 
     @property
     def ahead(self) -> xr.DataArray:
-        """Positions by which each chain is longer than the front has come, [loop, chain_length]."""
+        """Chain length minus the front's position, [loop, chain_length]."""
         front = self.speed_limit * self.data["loop"] + self.reach_before
         return (self.data["chain_length"] - front).transpose("loop", "chain_length")
 
@@ -138,7 +139,7 @@ class CarryStudyResult(Result, kind="carry"):
 
     @property
     def speed(self) -> float:
-        """Positions the front travels in a loop: the inverse slope of loops on chain lengths.
+        """Positions per loop of the front: the inverse slope of loops on chain lengths.
 
         Infinite if all become decodable at once; NaN if fewer than half (or than three) ever do.
         """
@@ -167,9 +168,9 @@ def carry_study(
 ) -> CarryStudyResult:
     """Probe for the carry into each position, by loops run and by chain length, with controls.
 
-    Each cell has a probe of its own, on carries into all positions, scored on other additions.
-    Additions come in matched pairs (:class:`ChainSample`), so that a state that has not seen the
-    deciding bit scores 0.5, as does the majority class.
+    Each cell has its own probe, on carries into all positions, scored on other additions. Additions
+    come in matched pairs (:class:`ChainSample`), so that a state without the deciding bit scores
+    0.5, like the majority class.
 
     Args:
         task: The addition task in the model's format.
@@ -320,8 +321,8 @@ def _code_lengths(
 class ChainSample(ShortRepr):
     """Carries of every chain length, from additions in matched pairs.
 
-    In one of a pair every generating position of the other kills: all chains keep their length, all
-    carries flip, and a model that cannot see the deciding bit sees no difference.
+    One of a pair kills at every position at which the other generates. So all chains keep their
+    length, all carries flip, and a model without the deciding bit sees no difference.
 
     Attributes:
         inputs: Model inputs; rows 2k and 2k + 1 are a pair.
@@ -355,8 +356,8 @@ def sample_chains(
     """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
 
     Each has one chain at a random position, most of length ``max_chain``; other bits are the
-    propagate-enriched mix of training, or runs of all lengths alike. No pair gives more than one
-    carry to a chain length; chains that run back to bit 0, whose carry is 0, are left out.
+    propagate-enriched mix of training, or runs of all lengths alike. A pair gives at most one carry
+    to a chain length. Chains that reach back to bit 0, whose carry is 0, are left out.
 
     Args:
         task: The addition task, in either format.
@@ -403,7 +404,7 @@ def _pick(
     score: Float[Tensor, "pair pos"],
     n_pairs: int,
 ) -> tuple[Int[Tensor, " chosen"], Int[Tensor, " chosen"]]:
-    """One position in each of ``n_pairs`` pairs, half of them where the chain ends if it can."""
+    """One position in each of ``n_pairs`` pairs, if possible half of them at the chain's end."""
     best = (score + (here & ends)).masked_fill(~here, -1.0)  # ends score above 1
     value, pos = best.max(dim=1)
     rows = here.any(1).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Findings and figures of the carry study and of a probe study."""
+"""Findings and figures of the carry study and of probe studies."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class LinearProbe(BaseEstimator):
     """Base of linear probes over a grid of cells of shape ``grid``.
 
-    Cells are fitted one by one, in float64 on the CPU: states are often of low rank, and float32
-    loses their small directions.
+    Cells are fitted one by one, in float64 on the CPU, because states are often of low rank and
+    float32 loses their small directions.
 
     Attributes:
         classes_: The classes, sorted; one set for the whole grid.
@@ -43,19 +43,14 @@ class LinearProbe(BaseEstimator):
         n_features_in_: ``d``.
 
     Args:
-        alpha: L2 penalty on the coefficients; the intercept is free.
+        alpha: L2 penalty on the coefficients; the intercept has none.
     """
 
     def __init__(self, *, alpha: float = 1.0) -> None:
         self.alpha = alpha
 
     def fit(self, X: Float[Tensor, "*#grid n d"], y: Int[Tensor, "*#grid n"]) -> Self:
-        """Fit one probe for each cell of the grid.
-
-        Raises:
-            InputError: If shapes or dtypes do not fit, a value is not finite, or there is only
-                one class.
-        """
+        """Fit one probe for each cell of the grid."""
         check_number("alpha", self.alpha, least=0)
         _check_features(X)
         classes = isinstance(y, torch.Tensor) and not y.is_floating_point()
@@ -122,7 +117,7 @@ class LinearProbe(BaseEstimator):
     def subspace(self) -> Float[Tensor, "*grid rank d"]:
         """Orthonormal rows that span what the probe reads, [*grid, classes - 1, d].
 
-        The span of the differences between the class directions; for two classes the one direction.
+        This is the span of the differences between class directions; for two classes one direction.
         """
         check_is_fitted(self)
         coef = self.coef_
@@ -164,7 +159,7 @@ class LogisticProbe(LinearProbe):
 
     ``min sum_i CE(y_i, x_i) + alpha/2 ||C||^2``, scikit-learn's ``LogisticRegression(C=1/alpha)``,
     by Newton's method. Slower than :class:`RidgeProbe`, with calibrated probabilities. Raise
-    ``alpha`` where scikit-learn warns that a cell has not converged.
+    ``alpha`` if scikit-learn warns that a cell has not converged.
     """
 
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -236,10 +231,10 @@ def online_code_length(
 
     Blocks end at n/64, n/32, ..., n samples, from 8 at least. The first is sent with the uniform
     code (as are others until every class has occurred), each later one with the probabilities of a
-    :class:`LogisticProbe` trained on all before it.
+    :class:`LogisticProbe` trained on all earlier ones.
 
     Args:
-        x: Activations, in the order in which their labels are sent: shuffle them first.
+        x: Activations, in the order in which their labels are sent; shuffle them first.
         y: Classes.
         alpha: L2 penalty of the probes.
     """

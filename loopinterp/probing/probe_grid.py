@@ -1,4 +1,4 @@
-"""Probes for a whole grid, loop x site x position group x target, each with its controls."""
+"""Probes for a whole grid, loop x site x position group x target, with controls."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _GRID = "loop site group target"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ProbeResult(Result, kind="probes"):
-    """Held-out accuracy of probes by loop, site, position group and target, with controls.
+    """Held-out accuracy of probes by loop, site, position group and target.
 
     Arrays:
         accuracy: Accuracy of the probes.
-        control_task: The same probes on random labels fixed by the local input (control).
-        random_model: The same probes on the model with random weights (control).
-        embedding: The same probes on the embedding alone (control).
-        majority: Always the most frequent class (control).
-        code_length: Online code length in bits per label, if asked for.
+        control_task: Control: the same probes on random labels fixed by the local input.
+        random_model: Control: the same probes on the model with random weights.
+        embedding: Control: the same probes on the embedding alone.
+        majority: Control: always the most frequent class.
+        code_length: Online code length in bits per label, if requested.
         n_train, n_test: Positions of each group that probes were trained and scored on.
     """
 
@@ -58,12 +58,12 @@ class ProbeResult(Result, kind="probes"):
 
     @property
     def selectivity(self) -> xr.DataArray:
-        """Accuracy above that of the same probe on random labels, of each cell."""
+        """Accuracy minus that of the same probe on random labels."""
         return self.data["accuracy"] - self.data["control_task"]
 
     @property
     def chance(self) -> xr.DataArray:
-        """The best control of each cell but the random labels."""
+        """The best control of each cell, random labels left out."""
         rivals = ("random_model", "embedding", "majority")
         best: Any = reduce(np.maximum, (self.data[name] for name in rivals))
         return best.transpose(*_GRID.split())
@@ -88,21 +88,21 @@ def probe_study(
 ) -> ProbeResult:
     """Probe every target at every loop, site and position group of a hooked looped model.
 
-    Numbers are accuracies on the half of the examples that the probe has not seen. Controls: random
-    labels fixed by the local input, random weights, the embedding alone, and the majority class.
+    Accuracies are on the half of the examples that the probe has not seen. Controls: random labels
+    fixed by the local input, random weights, the embedding alone, and the majority class.
 
     Args:
         model: A model with ``run_with_cache`` and ``embed``, such as ``LoopedTransformer``.
         data: A batch on its device, its inputs alone, or a task.
         targets: Classes [batch, pos] or [loop, batch, pos] of each target, ``IGNORE`` where there
-            is none; or a function from the inputs to them, such as ``task.carries``.
+            is none; or a function of the inputs, such as ``task.carries``.
         n_loops: Loops to run; the longest T(n) of a batch by default.
-        sites: Activations within a loop, as ``LoopedCache.stack`` takes them (of the last layer).
-        groups: Named position masks, [batch, pos]; one group ``"all"`` if None.
+        sites: Activations within a loop, as in ``LoopedCache.stack`` (of the last layer).
+        groups: Named position masks [batch, pos]; one group ``"all"`` if None.
         train: The examples to train on; a random half if None.
         probe: An unfitted probe; :class:`RidgeProbe` if None.
         random_model: The random-weights control; the model with shuffled weights if None.
-        code_lengths: Whether to compute online code lengths too, which takes longer.
+        code_lengths: Whether to compute online code lengths too (slow).
         n, batch_size: Problem length and examples of a task.
 
     Raises:
@@ -176,7 +176,6 @@ def _halves(
     train: Bool[Tensor, " batch"],
     labels: Int[Tensor, "target loop batch pos"],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Positions of each group to train on, and to score on."""
     n_examples, n_pos = labels.shape[2:]
     _check_mask("train", train, (n_examples,))
     for name, mask in groups.items():
@@ -195,7 +194,7 @@ def _halves(
 
 
 def _check_mask(what: str, mask: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless positions are marked by booleans: numbers would be taken for their indices."""
+    """Raise unless the mask is boolean, because numbers would act as indices."""
     tensor = isinstance(mask, torch.Tensor)
     if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:
         expected = f"a tensor of booleans, {list(shape)}"
@@ -248,7 +247,7 @@ def _stack_targets(
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]
     for name, y in targets.items():
-        fits = tuple(y.shape) in ((batch, n_pos), (n_loops, batch, n_pos))
+        fits = tuple(getattr(y, "shape", ())) in ((batch, n_pos), (n_loops, batch, n_pos))
         if not fits or y.is_floating_point():
             raise InputError(
                 f"target {name!r}",
@@ -274,7 +273,7 @@ def _activations(
 def with_random_weights(model: Model, *, seed: Seed) -> Model:
     """A copy of a model with the entries of each weight shuffled.
 
-    Every weight keeps its distribution: a probe of the copy reads the input and the wiring alone.
+    Every weight keeps its distribution, so a probe of the copy reads only input and wiring.
     """
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
         raise InputError(
@@ -313,9 +312,9 @@ def control_labels(
     n_draws: int = 8,
     generator: torch.Generator,
 ) -> Int[Tensor, "draw *place"]:  # noqa: UP037
-    """Random labels, the same wherever the same type of input occurs: a control task.
+    """Random labels that are equal wherever the same type of input occurs: a control task.
 
-    Each type gets a class at random, with the frequencies of the true classes. Selectivity is a
+    Each type gets a random class, with the frequencies of the true classes. Selectivity is a
     probe's accuracy on the true classes minus that on these.
 
     Args:
@@ -333,7 +332,7 @@ def control_labels(
 def majority_accuracy(
     train: Int[Tensor, "*cell train_sample"], test: Int[Tensor, "*cell test_sample"]
 ) -> Float[Tensor, "*cell"]:
-    """Accuracy on ``test`` of always the most frequent class of ``train``, ``IGNORE`` left out."""
+    """Accuracy on ``test`` of the most frequent class of ``train``, without ``IGNORE``."""
     classes = torch.unique(train[train != IGNORE])
     count = torch.stack([(train == cls).sum(-1) for cls in classes])  # [class, *cell]
     right = test == classes[count.argmax(0)][..., None]  # [*cell, sample]

@@ -1,4 +1,4 @@
-"""RASP-L as an embedded language: expressions, an interpreter, loop programs, counterfactuals.
+"""RASP-L as an embedded language: expressions, an interpreter, loop programs, equivalence.
 
 Source: RASP-L, arXiv 2310.16028.
 """

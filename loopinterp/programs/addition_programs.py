@@ -1,9 +1,9 @@
-"""Stock programs of aligned binary addition: they differ in when a carry is known and how long.
+"""Stock programs of aligned binary addition; they differ in when a carry is known and how long.
 
 They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, then
-padding. BOS and PAD count as (0, 0). A bit *generates* a carry at (1, 1), *propagates* one at (1,
-0) and (0, 1), and *kills* it at (0, 0): g and p below. ``carry`` is the carry INTO each position
-unless the program says otherwise.
+padding. BOS and PAD count as (0, 0). A bit *generates* a carry at (1, 1) (g), *propagates* one at
+(1, 0) and (0, 1) (p), and *kills* it at (0, 0). ``carry`` is the carry into each position unless
+the program says otherwise.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ _latching = partial(_rippling, finish=where(_known, propagate ^ _carry, UNKNOWN)
 def held_ripple(
     name: str, hold: Mapping[int, int | None] | int | None, *, doc: str, reset: Seq | None = None
 ) -> LoopProgram:
-    """A ripple that holds a carry for some loops after its support has ended::
+    """A ripple that keeps a carry for some loops after its support has ended::
 
         support_i  =   g_{i-1} OR (p_{i-1} AND carry_{i-1})
         carry_i    <-  support_i OR (carry_i AND age_i + 1 < hold_i AND NOT reset_i)
         age_i      <-  age_i + 1 while the carry stays without support, else 0
 
-    ``hold`` is the persistence of an injected carry in loops (1 for the plain ripple), ``FOR_EVER``
-    for the sticky one, or a mapping from the position's token to that (default 1). ``reset``
-    removes a carry without support. In clean runs all equal the plain ripple at every loop; only
-    off-distribution states separate them.
+    ``hold`` is the persistence of an injected carry in loops: a number (1 for the plain ripple),
+    ``FOR_EVER`` for the sticky one, or a mapping from the position's token to it (default 1).
+    ``reset`` removes a carry without support. Clean runs equal those of the plain ripple at every
+    loop; only off-distribution states separate them.
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
     for loops in by_token.values():

@@ -37,7 +37,7 @@ EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512
 
 @dataclass(frozen=True, eq=False)
 class Equivalence:
-    """How far interchange interventions separate two programs."""
+    """Result of :func:`equivalence`: whether interchange interventions separate two programs."""
 
     program: str
     other: str  # in the place of a model
@@ -56,13 +56,13 @@ class Equivalence:
     def equivalent(self) -> bool:
         """Whether no difference was found.
 
-        If none of N drawn interventions differs, less than 3 / N of all do (95%).
+        If none of N drawn interventions differs, fewer than 3 / N of all do (95%).
         """
         return self.natural_share == 0 and self.share == 0
 
     @property
     def difference(self) -> float:
-        """Share of interventions, and of clean runs, that differ."""
+        """Share of interventions and of clean runs that differ."""
         return self.share + self.natural_share
 
     @property
@@ -72,9 +72,9 @@ class Equivalence:
 
     @property
     def share(self) -> float:
-        """Share of interventions that differ, of those that change anything.
+        """Share of effective interventions that differ.
 
-        Where only two interchanges together separate the programs, the share of states after them.
+        If only two interchanges together separate the programs: the share of states after them.
         """
         differ, changes = self.interventions["differ"], self.interventions["changes"]
         return float(differ.sum() / max((differ | changes).sum(), 1)) or self.repeated.share
@@ -92,28 +92,28 @@ def equivalence(
 ) -> Equivalence:
     """Look for an interchange intervention that separates two programs.
 
-    An interchange takes all variables at a position and loop from a source input with the same
-    token there, after the same loop or another one, once or twice in one run; both programs
-    continue until the other's T(n). They are equivalent if their answers, where scored and decided
-    by both, agree at every loop from then on, and in clean runs (where both must be decided at
-    T(n)). The best program offset counts: a loop earlier or later, variables one position to the
-    left, or answers a loop late.
+    An interchange takes all variables at one position and loop from a source input with the same
+    token there, after the same loop or another one; a run has one or two interchanges. Both
+    programs continue until the other's T(n). They are equivalent if their answers agree at every
+    loop from then on, where scored and decided by both, and in clean runs too (where both must be
+    decided at T(n)). The best program offset counts: a loop earlier or later, variables one
+    position to the left, or answers one loop late.
 
-    At lengths up to ``exhaustive_to`` every interchange is made, and every second one from every
-    state that this leads to (some, if they are too many). Elsewhere, and where the inputs of a
-    length cannot be listed, ``interventions`` are drawn: half with a source of another loop, a
-    tenth with a second interchange.
+    At lengths up to ``exhaustive_to`` every interchange is made, and every second one from each
+    resulting state (a sample if there are too many). At other lengths, and where inputs cannot be
+    listed, ``interventions`` are drawn: half with a source of another loop, a tenth with a second
+    interchange.
 
     Args:
         program: The program, or its name.
-        other: Another of the same task, in the place of a model.
+        other: Another program of the same task, which takes the model's place.
         lengths: Lengths of the inputs.
         interventions: The most at each longer length; None for all, at every length.
         exhaustive_to: The longest length at which all are made.
         seed: Seed of inputs and interventions.
 
     Raises:
-        InputError: programs of different tasks, or too many inputs to try all interventions.
+        InputError: If the tasks differ, or there are too many inputs for all interventions.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
@@ -220,7 +220,7 @@ def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
 
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
-    """``examples`` inputs of each length and of each of the task's distributions, padded alike."""
+    """``examples`` inputs of each length and distribution of the task, padded to one length."""
     generator = torch.Generator().manual_seed(seed)
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
@@ -230,15 +230,14 @@ def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int)
 
 
 def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
-    """The symbols at each position of inputs of a length."""
     return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
 
 
 def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
-    """All inputs of a length, and more where not every symbol may follow every other.
+    """All combinations of symbols of a length, also those that no input of the task has.
 
     Raises:
-        InputError: There are more than 16,384.
+        InputError: If there are more than 16,384.
     """
     symbols, most = _symbols(task, n, seed), 2**14
     number = math.prod(map(len, symbols))

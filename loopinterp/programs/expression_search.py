@@ -1,6 +1,6 @@
 """The shortest expression with given values.
 
-Expressions grow size by size from atoms; of those with the same values the first is kept (bottom-up
+Expressions grow in size from atoms; of those with equal values the first is kept (bottom-up
 enumeration modulo observational equivalence; Udupa et al., TRANSIT, PLDI 2013).
 """
 
@@ -27,8 +27,6 @@ _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True)
 class Atom:
-    """Something to build with, and its value in each case."""
-
     expression: Seq
     values: Int[Tensor, " case"]
 
@@ -44,9 +42,9 @@ def shortest_expression(
 
     Args:
         target: Value in each case.
-        atoms: What it may be made of; small constants are added.
-        largest: Atoms and operations of an expression, at most.
-        most: Expressions kept of each size; with more, the search is no longer complete.
+        atoms: Expressions to build with; small constants are added.
+        largest: Most atoms and operations of an expression.
+        most: Expressions kept of each size; beyond that the search is incomplete.
     """
     every = torch.stack([target, *(atom.values for atom in atoms)])
     low, top = int(every.min()), int(every.max())
@@ -105,7 +103,7 @@ def _operations(
 
 
 class _Bank:
-    """Expressions by size, no two with the same values in all cases."""
+    """Expressions by size, no two with equal values in all cases."""
 
     def __init__(self, leaves: Sequence[Atom]) -> None:
         rows = torch.stack([leaf.values for leaf in leaves])
@@ -119,7 +117,7 @@ class _Bank:
         self._leaves = [leaves[k].expression for k in distinct.tolist()]
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
-        """The rows with values that no expression had so far; they have them from now on."""
+        """Rows whose values no expression had before; they count as known afterwards."""
         # Of rows with the same values the first one counts.
         hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
         first = torch.full_like(hashes, len(rows))
@@ -148,14 +146,13 @@ class _Bank:
             yield first, _applied(op, block)
 
     def values_of(self, operation: _Operation) -> Int[Tensor, " case"]:
-        """Values of an operation on expressions of the bank, in all cases."""
         op, parts = operation
         args = [self.values[size][place, None] for size, place in parts]
         return _applied(op, _arguments(op, args)).flatten()
 
 
 def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
-    """The arguments of an operation; a divisor that is no constant above 0 is put out of range."""
+    """The arguments of an operation; a divisor that is no positive constant is put out of range."""
     if op == "mod":
         divisor = parts[1]
         constant = (divisor == divisor[:, :1]).all(-1, keepdim=True)
@@ -164,7 +161,7 @@ def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
 
 
 def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Parts cut so that all choices of one of each fit, in order, and where each cut starts."""
+    """Parts cut so that all combinations fit in memory, and where each cut starts."""
     lengths = [*map(len, parts)]
     if not all(lengths):
         return
@@ -178,7 +175,7 @@ def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], 
 
 
 def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
-    """An operation on every choice of one expression of each part."""
+    """An operation on every combination of one expression of each part."""
     n, n_cases = len(parts), parts[0].shape[-1]
     # Part k varies along axis k: [1, …, expression, …, 1, case].
     spread = [

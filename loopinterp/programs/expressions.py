@@ -1,8 +1,8 @@
 """Expressions as data: an immutable graph of sequences and selectors.
 
-A :class:`Seq` is a sequence of integers, one per position; a :class:`Selector` says which positions
-(keys) each position (query) looks at. Equal nodes are one object, so ``==`` and ``hash`` compare
-structure. ``eq(x, y)`` compares values; ``<``, ``+``, ``&`` and other operators build expressions.
+A :class:`Seq` is a sequence of integers, one per position. A :class:`Selector` says which positions
+(keys) each position (query) attends to. Equal nodes are one object, so ``==`` and ``hash`` compare
+structure; ``eq(x, y)`` compares values. ``<``, ``+``, ``&`` and other operators build expressions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Checked(Expr):
 
 
 class Selector(_Checked):
-    """Which keys each query looks at."""
+    """Which keys each query attends to."""
 
 
 def _operator(op: str) -> Callable[[Seq, Seq | int], Seq]:
@@ -94,8 +94,6 @@ class Indices(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Seq):
-    """The same integer at every position."""
-
     word, form = "full", "full({value})"
 
     value: int
@@ -103,7 +101,7 @@ class Full(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Var(Seq):
-    """A variable of the loop program, as it was at the start of the loop."""
+    """A variable of the loop program, at the start of the loop."""
 
     name: str
 
@@ -147,7 +145,7 @@ class TokMap(Seq):
 
     @cached_property
     def entries(self) -> Tensor:
-        """Keys of the table, in order, and the value of each [2, entry]."""
+        """Sorted keys of the table and their values [2, entry]."""
         return torch.tensor(self.table, dtype=torch.int64).reshape(-1, 2).T
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
@@ -194,11 +192,11 @@ class Elementwise(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Select(Selector):
-    """Each query looks at the keys for which the predicate of (key, query) holds.
+    """Each query attends to the keys for which the predicate of (key, query) holds.
 
-    With ``causal``, only at keys up to its own position. The predicate is a name of
-    :data:`~loopinterp.programs.selection.PREDICATES` or a tuple of the (key, query) pairs for which
-    it holds. Traces call the selector by its ``name``.
+    With ``causal``, only keys up to its own position count. The predicate is a name of
+    :data:`~loopinterp.programs.selection.PREDICATES` or a tuple of (key, query) pairs.
+    ``name`` is the selector's name in traces.
     """
 
     word = "select"
@@ -226,7 +224,7 @@ class Select(Selector):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Aggregate(Seq):
-    """Mean (truncated towards zero), max or min of the selected values; ``default`` if none is."""
+    """Mean (truncated towards zero), max or min of the selected values; ``default`` if none."""
 
     word, form = "aggregate", "aggregate({selector}, {value}, {mode!r}, default={default})"
 
@@ -242,8 +240,6 @@ class Aggregate(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SelWidth(Seq):
-    """How many positions each query selects."""
-
     word, form = "sel_width", "sel_width({selector})"
 
     selector: Selector
@@ -266,7 +262,7 @@ class ShiftRight(Seq):
 
     @property
     def selector(self) -> Select:
-        """Each position selects the one ``n`` before; its name is ``shift_{n}``."""
+        """Selects the position ``n`` before; its name is ``shift_{n}``."""
         back = Elementwise("sub", (Indices(), Full(self.n)))
         return Select(Indices(), back, "==", True, f"shift_{self.n}")
 
@@ -281,7 +277,7 @@ def as_seq(x: Seq | int) -> Seq:
 
 
 def need_seq(x: object, what: str) -> Seq:
-    """``x``, if it is a sequence expression."""
+    """``x``, if it is a sequence expression; else an InputError."""
     if isinstance(x, Seq):
         return x
     fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."
@@ -291,13 +287,13 @@ def need_seq(x: object, what: str) -> Seq:
 
 
 def selects(roots: Iterable[Expr]) -> list[Select]:
-    """Every selection below the roots; a shift counts as the one that it stands for."""
+    """Every selection below the roots, those that shifts stand for included."""
     nodes = [node.selector if isinstance(node, ShiftRight) else node for node in postorder(roots)]
     return [node for node in dict.fromkeys(nodes) if isinstance(node, Select)]
 
 
 def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
-    """:func:`selects` by name; a selector without a name goes by its code."""
+    """:func:`selects` by name; a selector without a name is listed by its code."""
     return {select.name or repr(select): select for select in selects(roots)}
 
 

@@ -1,7 +1,7 @@
 """Runs expressions on batches of token sequences, on any device.
 
-Every distinct subexpression is computed once, and freed after its last use. What does not depend on
-the tokens (positions, shifts) has a batch axis of 1.
+Each distinct subexpression is computed once and freed after its last use. Values that do not depend
+on the tokens (positions, shifts) have a batch axis of 1.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ def evaluate(
 ) -> Int[Tensor, "batch pos"] | Bool[Tensor, "batch query key"]:
     """The values of one expression: integers of a sequence, booleans of a selector.
 
-    Raises:
-        InputError: that is no expression, a variable is missing, or tokens or values have a wrong
-        dtype or shape.
-
     Example:
         >>> from loopinterp.programs import shift_right, tokens
         >>> evaluate(shift_right(tokens, 1) + tokens, torch.tensor([[1, 2, 3]])).tolist()
@@ -50,7 +46,7 @@ def evaluate(
 
 
 def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless there is one value of that dtype for each token, on the same device."""
+    """Raise unless there is one value of this dtype for each token, on the same device."""
     is_tensor = isinstance(values, torch.Tensor)
     kind = (values.dtype, values.shape, values.device) if is_tensor else None
     if kind != (dtype, tokens.shape, tokens.device):
@@ -83,12 +79,11 @@ class Interpreter:
         self._changing: dict[tuple[Expr, ...], _Plan] = {}
 
     def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
-        """The value of one expression, of every example."""
         value = self.run([expr], variables)[expr]
         return value.expand(len(self.tokens), *value.shape[1:])
 
     def run(self, results: Collection[Expr], variables: Mapping[str, Tensor]) -> dict[Expr, Tensor]:
-        """The values of some nodes, with a batch axis of 1 where all examples have the same."""
+        """The values of some nodes, with a batch axis of 1 where all examples agree."""
         roots = tuple(results)
         if roots not in self._changing:
             # What reads no variable is computed once, and kept for all runs.
@@ -151,10 +146,10 @@ def apply_operation(
     *,
     possible: bool = False,
 ) -> Tensor:
-    """An operation or a table on values of a run, or on all that are ``possible``.
+    """An operation or table on values of a run, or on all ``possible`` values.
 
     Raises:
-        InputError: a division by 0, or a table that lacks a value; ``describe`` writes the node.
+        InputError: On division by 0, or if a table lacks a value; ``describe`` names the node.
     """
     if isinstance(node, nodes.Elementwise):
         if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):

@@ -1,10 +1,10 @@
-"""RASP-L: the words that programs are written with, and its library in those words.
+"""RASP-L: the functions that programs are written with, and its library.
 
 Selection is causal unless ``causal=False``, sequences hold integers, and 0 is false. In the library
 ``x_j`` runs over j <= i, and x_i is the value at the position itself.
 
-Source: RASP-L, arXiv 2310.16028, which leaves the predicate of ``argmax`` open; here ``argmax``,
-``argmin`` and ``mode`` look for the running maximum itself, and take the last among equals.
+Source: RASP-L, arXiv 2310.16028, which leaves the predicate of ``argmax`` open. Here ``argmax``,
+``argmin`` and ``mode`` follow the running extreme, and take the last among equals.
 
 Example:
     >>> from loopinterp.programs import evaluate
@@ -28,7 +28,7 @@ from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import MAX_RELATION, Selector, Seq, as_seq
 
 UNKNOWN = -1
-"""The value of an answer, or a variable, that is not decided yet."""
+"""The value of an answer or a variable that is undecided."""
 
 tokens: Seq = nodes.Tokens()
 indices: Seq = nodes.Indices()
@@ -49,8 +49,8 @@ def tok_map(
 ) -> Seq:
     """A table (value -> new value) applied at each position.
 
-    A value that it lacks becomes ``default``; without one, that is an error. Printed programs show
-    the table's ``name``.
+    A value not in the table becomes ``default``, or raises an error without one. Printed programs
+    show the table's ``name``.
     """
     if not isinstance(table, Mapping):
         expected, got = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
@@ -97,19 +97,15 @@ def select(
     causal: bool = True,
     name: str | None = None,
 ) -> Selector:
-    """Each query looks at the keys for which ``predicate(key, query)`` holds.
+    """Each query attends to the keys for which ``predicate(key, query)`` holds.
 
     Args:
         k: Value of each key.
         q: Value of each query.
         predicate: ``"=="``, ``"!="``, ``"<"``, ``"<="``, ``">"``, ``">="`` (key on the left),
             ``"true"``, or the (key, query) pairs for which it holds.
-        causal: Look only at the query's own position and before.
-        name: How traces call the selector.
-
-    Example:
-        >>> select(tokens, tokens, "==", name="same token")
-        select(tokens, tokens, '==', name='same token')
+        causal: Select only the query's own position and earlier ones.
+        name: The selector's name in traces.
     """
     if not isinstance(predicate, str) and isinstance(predicate, Iterable):
         predicate = tuple(islice(predicate, MAX_RELATION + 1))  # it may have no end
@@ -117,7 +113,7 @@ def select(
 
 
 def aggregate(selector: Selector, value: Seq | int, mode: str = "mean", default: int = 0) -> Seq:
-    """Mean (truncated), ``"max"`` or ``"min"`` of the selected values; ``default`` if none is."""
+    """Mean (truncated), ``"max"`` or ``"min"`` of the selected values; ``default`` if none."""
     return nodes.Aggregate(selector, as_seq(value), mode, default)
 
 
@@ -126,7 +122,7 @@ aggr = aggregate
 
 
 def sel_width(selector: Selector) -> Seq:
-    """How many positions each query selects."""
+    """The number of positions each query selects."""
     return nodes.SelWidth(selector)
 
 
@@ -148,7 +144,7 @@ def kqv(
 def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:
     """The value ``n`` positions before; ``default`` at the first ``n`` positions.
 
-    Its selector is called ``shift_{n}``; a shift by 0 is ``x`` itself.
+    The selector's name is ``shift_{n}``; a shift by 0 is ``x`` itself.
 
     Example:
         >>> shift_right(tokens, 2), shift_right(tokens, 0)
@@ -167,7 +163,7 @@ def mask(x: Seq | int, bool_mask: Seq | int, mask_val: Seq | int = 0) -> Seq:
 
 
 def cumsum(x: Seq | int) -> Seq:
-    """How many x_j are not 0: the running count of a sequence of truth values."""
+    """How many x_j are not 0."""
     return sel_width(select(x, 0, "!="))
 
 
@@ -212,7 +208,7 @@ def lasts(x: Seq | int, queries: Seq | int, *, default: int = -1) -> Seq:
 
 
 def index_select(x: Seq | int, index: Seq | int, *, default: int = 0) -> Seq:
-    """x at position index_i; ``default`` where that is ahead of i, or no position at all."""
+    """x at position index_i; ``default`` if that is after i or no position."""
     return kqv(indices, index, x, "==", default=default)
 
 
@@ -222,7 +218,7 @@ def first_true(x: Seq | int, *, default: int = -1) -> Seq:
 
 
 def mode(x: Seq | int) -> Seq:
-    """The most frequent value so far; among equals, the one that got there last."""
+    """The most frequent value so far; among equals, the one that reached the count last."""
     return index_select(x, argmax(num_prev(x, x)))
 
 
@@ -248,7 +244,7 @@ def induct_kqv(
 def induct(
     k: Seq | int, q: Seq | int, offset: int, *, default: int = 0, null_val: int = -999
 ) -> Seq:
-    """:func:`induct_kqv` where the values are the keys themselves: an induction head."""
+    """:func:`induct_kqv` with the keys as values: an induction head."""
     return induct_kqv(k, q, k, offset, default=default, null_val=null_val)
 
 

@@ -1,6 +1,6 @@
 """Mutations of loop programs: one property changed, always or under a :class:`Condition`.
 
-Most act only after an intervention and leave the clean answers as they are, which a run shows.
+Most act only after an intervention and keep the clean answers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Condition:
     memory: Mapping[str, tuple[Seq, Seq]] = field(default_factory=dict)  # see changed
 
     def choose(self, inside: Seq, outside: Seq) -> Seq:
-        """One expression where the condition holds, the other elsewhere."""
         return inside if self.holds is None else where(self.holds, inside, outside)
 
     def __and__(self, other: Condition) -> Condition:
@@ -62,14 +61,14 @@ ALWAYS = Condition()
 
 
 def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
-    """Where the position's own token is one of those; the label lists three of them."""
+    """Positions with one of these tokens; the label lists three of them."""
     listed = ", ".join(program.inputs[token] for token in chosen[:3])
     label = f"at {listed}" + (f" and {len(chosen) - 3} more" if len(chosen) > 3 else "")
     return Condition(label, tok_map(tokens, dict.fromkeys(chosen, 1), default=0, name="chosen"))
 
 
 def once_converged(program: LoopProgram, lateness: int) -> Condition:
-    """Position i from loop i + lateness on, by a countdown; see :func:`lateness`."""
+    """Position i from loop i + :func:`lateness` on, by a countdown."""
     name = program.unused_name("until_settled")
     countdown = {name: (larger(indices + lateness, 0), larger(var(name) - 1, 0))}
     return Condition("once settled", eq(var(name), 0), countdown)
@@ -95,7 +94,7 @@ def changed(
 ) -> LoopProgram:
     """The program with other expressions, renamed.
 
-    Steps ``inside`` are taken where the condition holds, those of ``step`` everywhere. ``memory``
+    Steps ``inside`` apply where the condition holds, those of ``step`` everywhere. ``memory``
     adds variables, each with its first value and its step.
     """
     name = f"{program.name}, {what} {when.label}".rstrip()
@@ -113,7 +112,7 @@ def changed(
 
 
 def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
-    """An expression with every node that is a key replaced by its value, all at once.
+    """An expression with every node among the keys replaced by its value, all at once.
 
     A selection that changes loses its name.
     """
@@ -127,7 +126,7 @@ def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
 
 
 def after_a_step(root: Seq, program: LoopProgram) -> Seq:
-    """An expression as it will be one loop later, in terms of the variables now."""
+    """An expression's value one loop later, in terms of the present variables."""
     return substituted(root, {Var(name): x for name, x in program.step.items()})
 
 
@@ -147,7 +146,7 @@ def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
 
 
 def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """A change of the variable happens only when it was due for ``loops`` loops."""
+    """The variable changes only after the change was due for ``loops`` loops."""
     value, due = var(name), program.step[name]
     waited = program.unused_name(f"{name}_waited")
     waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
@@ -172,14 +171,14 @@ def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> Lo
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes each new value a loop late."""
+    """The variable takes each new value one loop late."""
     pending = program.unused_name(f"{name}_pending")
     memory = {pending: (program.prepare[name], program.step[name])}
     return changed(program, f"{name} delayed", when, inside={name: var(pending)}, memory=memory)
 
 
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """A value that the program keeps (:func:`keep_choice`) is renewed after ``loops`` loops."""
+    """A value that the program keeps (:func:`keep_choice`) is recomputed after ``loops`` loops."""
     choice = keep_choice(program, name)
     assert choice is not None  # only such variables are mutated so
     keeps, anew = choice
@@ -191,7 +190,7 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
 
 
 def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
-    """Where a step keeps the variable, and what it computes elsewhere, if it is such a choice."""
+    """Condition under which a step keeps the variable, and its expression otherwise; or None."""
     due, value = program.step[name], var(name)
     if not isinstance(due, Elementwise) or due.op not in ("or", "where"):
         return None
@@ -208,13 +207,13 @@ def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
 
 
 def recomputed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """A variable that the program only keeps is computed from the tokens in every loop."""
+    """A variable that the program only keeps is recomputed from the tokens in every loop."""
     step = {name: when.choose(program.prepare[name], var(name))}
     return changed(program, f"{name} recomputed", when, step=step)
 
 
 def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """Other positions read the value that the variable had a loop before."""
+    """Other positions read the variable's value of the loop before."""
     before = program.unused_name(f"{name}_before")
     reads = reads_of_other_positions(program)
     old = {read: substituted(read, {var(name): var(before)}) for read in reads}
@@ -228,7 +227,7 @@ def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram
 
 
 def held_out_of_phase(program: LoopProgram, name: str, when: Condition = ALWAYS) -> LoopProgram:
-    """The variable never changes where a clock of period 4 differs from the clock to the left."""
+    """The variable never changes where a clock of period 4 differs from its left neighbour's."""
     clock = program.unused_name("clock")
     differs = ne(var(clock), shift_right(var(clock))) & ne(indices, 0)
     inside = {name: where(differs, var(name), program.step[name])}
@@ -239,10 +238,10 @@ def held_out_of_phase(program: LoopProgram, name: str, when: Condition = ALWAYS)
 def forgotten_the_second_time(
     program: LoopProgram, name: str, when: Condition = ALWAYS
 ) -> LoopProgram:
-    """The variable returns to its first value, for ever, after a second intervention.
+    """The variable returns to its first value for ever after a second intervention.
 
-    Each position remembers the variable of the loop before, its own and its left neighbour's:
-    memories that differ between neighbours show an intervention. Their count spreads to the right.
+    Each position stores its own and its left neighbour's variable of the loop before. Neighbours
+    with different memories reveal an intervention. Their count spreads to the right.
     """
     before, left, times = (
         program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
@@ -264,7 +263,6 @@ def forgotten_the_second_time(
 
 
 def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProgram:
-    """Two or three steps in every loop."""
     step = dict(program.step)
     for _ in range(steps - 1):  # each variable in terms of those one step earlier
         step = {name: after_a_step(x, program) for name, x in step.items()}
@@ -273,7 +271,7 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
 
 
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
-    """Every second loop does nothing: half the speed."""
+    """Every second loop does nothing, so the program has half the speed."""
     resting = program.unused_name("resting")
     inside = {v: where(var(resting), var(v), x) for v, x in program.step.items()}
     memory = {resting: (full(0), ~var(resting))}
@@ -281,9 +279,9 @@ def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
 
 
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
-    """A read (:func:`reads_of_other_positions`) is computed, a step further, from a loop ago.
+    """A read (:func:`reads_of_other_positions`) is computed one step further, from a loop ago.
 
-    Clean runs stay the same; a change reaches others a loop later, and two positions further.
+    Clean runs stay the same; a change reaches others one loop later and two positions further.
     """
     begun = program.unused_name("begun")
     reading = after_a_step(read, program)
@@ -298,7 +296,7 @@ def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> 
 
 
 def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
-    """The answer reads the larger of a variable and its value a loop before."""
+    """The answer uses the larger of a variable and its value one loop before."""
     before = program.unused_name(f"{name}_before")
     finish = substituted(program.finish, {var(name): larger(var(name), var(before))})
     memory = {before: (program.prepare[name], var(name))}
@@ -308,7 +306,7 @@ def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def answers_ahead(program: LoopProgram) -> LoopProgram:
-    """The answer is that of the variables a loop later."""
+    """The answer is computed from the variables one loop later."""
     return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))
 
 
@@ -327,7 +325,7 @@ def negated(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def doubled(program: LoopProgram, name: str) -> LoopProgram:
-    """Two copies of the variable: each is computed from the other, and one is answered from."""
+    """Two copies of the variable, each computed from the other; the answer reads one."""
     copy = program.unused_name(f"{name}_copy")
     other = {var(name): var(copy)}
     step, finish = (substituted(x, other) for x in (program.step[name], program.finish))
@@ -336,7 +334,7 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
-    """The reader of other positions keeps a copy of the read, a step ahead, and trusts it.
+    """The reader of other positions keeps a copy of the read, one step ahead, and uses it.
 
     In clean runs the copy equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller``
     of copy and read.

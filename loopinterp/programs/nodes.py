@@ -16,7 +16,7 @@ _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
 
 class _Interned(type):
-    """Calling the class gives the one node that has those fields."""
+    """Calling the class returns the one node with these fields."""
 
     def __call__(cls: Callable[..., _Node], *args: Any, **kwargs: Any) -> _Node:
         node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ class Expr(metaclass=_Interned):
         object.__setattr__(self, name, value)
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        """The code of this node, given that of the nodes below it; see :func:`code`."""
+        """The code of this node, given the code of the nodes below it; see :func:`code`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return self.form.format(**{name: text.get(x, x) for name, x in fields.items()})
 
@@ -67,7 +67,7 @@ class Expr(metaclass=_Interned):
 def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
     """Every node below the roots, once, children before parents.
 
-    ``known`` nodes are left out, with what only they need.
+    ``known`` nodes and those that only they need are left out.
     """
     seen = set(known)
     order: list[Expr] = []
@@ -86,8 +86,8 @@ def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]
 def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
     """The expression as code of :mod:`loopinterp.programs.language`.
 
-    Parts of a very large one are left out. ``short`` writes named tables by their names alone;
-    ``names`` replaces subexpressions.
+    Parts of a very large one are omitted. ``short`` writes named tables by name only; ``names``
+    replaces subexpressions.
     """
     text = dict(names or {})
     for node in postorder([expr], text):
@@ -97,7 +97,7 @@ def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = 
 
 
 def rewritten(roots: Iterable[Expr], change: Callable[[Expr, Expr], Expr]) -> dict[Expr, Expr]:
-    """Every node below the roots -> ``change(node, the node made of changed children)``."""
+    """Every node below the roots -> ``change(node, node rebuilt from changed children)``."""
     new: dict[Expr, Expr] = {}
 
     def renewed(field: Any) -> Any:

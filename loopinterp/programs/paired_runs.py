@@ -1,4 +1,4 @@
-"""Two programs on the same inputs, with the same interchange interventions in both runs."""
+"""Two programs on the same inputs, with the same interchange interventions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopinterp.tasks.task import IGNORE, Batch
 
 AT_A_TIME = 2**15  # interventions that are run together
 NO_LOOP = -1
-"""The loop of a second interchange where there is none."""
+"""The loop of a second interchange if there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,6 @@ class Interventions:
     second_source_loop: Int[Tensor, " row"]
 
     def split(self, at_a_time: int) -> Iterator[Interventions]:
-        """Parts that fit memory."""
         parts = zip(*(column.split(at_a_time) for column in vars(self).values()))
         return (Interventions(*part) for part in parts)
 
@@ -44,7 +43,7 @@ class Interventions:
 class PairedRuns:
     """Two programs, their clean runs on inputs of one length, and interventions in both.
 
-    The program has the lag of the offset already; loops are the other's.
+    The program already has the lag of the offset; loops are the other program's.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class PairedRuns:
         self.loops = range(max(-offset.shift, 0), n_loops + 1)
 
     def clean_answers(self) -> tuple[Int[Tensor, "loop input pos"], Int[Tensor, "loop input pos"]]:
-        """Answers of both, without an intervention, at the loops that both have."""
+        """Clean answers of both, at the loops that both have."""
         loops = torch.tensor(self.loops)
         first = self.program.trace.outputs[loops + self.program.shift]
         return first, self.other.trace.outputs[loops]
 
     def local_states(self, position: int) -> Int[Tensor, "value loop input"]:
-        """What an interchange at a position moves: token, both programs' variables."""
+        """What an interchange at a position moves: token and both programs' variables."""
         loops = torch.tensor(self.loops)
         token = self.batch.inputs[:, position].expand(len(loops), -1)
         # [loop, input] for each variable of both programs
@@ -80,7 +79,7 @@ class PairedRuns:
         return torch.stack([token, *variables])
 
     def every_single(self) -> Interventions:
-        """Every interchange that changes a state, with one source for each state of both."""
+        """Every interchange that changes a state, with one source for each joint state."""
         columns = []
         for position in self.positions:
             state = self.local_states(position)
@@ -102,9 +101,9 @@ class PairedRuns:
         return Interventions(base, source, position, loop, source_loop, none, none, none, none)
 
     def drawn(self, most: int, generator: torch.Generator) -> Interventions:
-        """Different inputs, positions and loops, each with another input of the same token.
+        """Random inputs, positions and loops, each with a source input of the same token.
 
-        Half of the sources are of another loop; a tenth of the runs get a second interchange.
+        Half of the sources are of another loop; a tenth of the runs have a second interchange.
         """
         inputs, positions, loops = self.batch.inputs, self.positions, self.loops
         source_of = torch.stack([_other_of_token(column, generator) for column in inputs.T], dim=1)
@@ -117,7 +116,7 @@ class PairedRuns:
             return (_uniform(len(base), generator) * below).long()
 
         def source_loops(loop: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-            """The same loop for half of the rows, any other for the rest."""
+            """The same loop for half of the rows, another one for the rest."""
             other = (loop - loops.start + 1 + draw(len(loops) - 1)) % len(loops) + loops.start
             return torch.where(_uniform(len(base), generator) < 0.5, loop, other)
 
@@ -178,7 +177,6 @@ class _OneRun:
     def intervened(
         self, interchanges: Interventions, n_loops: int
     ) -> tuple[Int[Tensor, "delay row pos"], Int[Tensor, "delay row pos"]]:
-        """The answers after the interchanges, and the clean ones."""
         variables, loop = self.trace.variables, interchanges.loop + self.shift
         position, rows = interchanges.position - self.offset, torch.arange(len(loop))
         # [row, pos]: the base run's variables, those of one position from the source run
@@ -218,7 +216,7 @@ def _uniform(n: int, generator: torch.Generator) -> Tensor:
 def _other_of_token(
     tokens: Int[Tensor, " input"], generator: torch.Generator
 ) -> Int[Tensor, " input"]:
-    """For each input another one with the same token: the next of a circle in random order."""
+    """For each input another one with the same token: the next in a random cycle."""
     shuffled = torch.randperm(len(tokens), generator=generator)
     by_token = shuffled[tokens[shuffled].argsort(stable=True)]  # inputs of one token together
     other = torch.empty_like(by_token)
@@ -228,13 +226,12 @@ def _other_of_token(
 
 
 def decided_difference(x: Int[Tensor, ...], y: Int[Tensor, ...]) -> Bool[Tensor, ...]:
-    """Where two answers differ and both are decided."""
     return (x != y) & (x != UNKNOWN) & (y != UNKNOWN)
 
 
 @dataclass(frozen=True)
 class RepeatedStates:
-    """States of a run after at most two interchanges, one entry for each state and loop."""
+    """Counts of states after at most two interchanges, one entry for each state and loop."""
 
     number: int = 0  # how many
     changes: int = 0  # those at which the other program's answer is not that of the clean run
@@ -247,16 +244,16 @@ class RepeatedStates:
 
     @property
     def share(self) -> float:
-        """Share of states at which the programs differ, among those at which anything changes."""
+        """Share of states with different programs, among those with any change."""
         return self.differ / max(self.changes, self.differ, 1)
 
 
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
     """Follow two programs through the states after two interchanges; whether through all of them.
 
-    States are followed loop by loop, equal ones once: those after one interchange are clean states
-    with one position replaced and the successors of earlier ones; those after two come from these.
-    Where there are too many, some are drawn.
+    Distinct states are followed loop by loop. States after one interchange are clean states with
+    one position replaced, and successors of such states; states after two come from these. If there
+    are too many, a sample is followed.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none
@@ -274,7 +271,7 @@ class _JointStates:
     """States of two programs on one input, a row each: input, then variables by position."""
 
     most_numbers = 2**20
-    """The most numbers in the states that are followed at one loop."""
+    """Most numbers in the states followed at one loop."""
 
     def __init__(self, runs: PairedRuns, generator: torch.Generator) -> None:
         self.runs, self.inputs, self.generator = runs, runs.batch.inputs, generator
@@ -284,16 +281,14 @@ class _JointStates:
         self.kinds = {p: runs.local_states(p).flatten(1).unique(dim=1).T for p in runs.positions}
 
     def clean(self, loop: int) -> Int[Tensor, "state value"]:
-        """Those of all inputs after some loops, without an intervention."""
         values = [x[loop + run.shift] for run in self.each for x in run.trace.variables.values()]
         return torch.cat([torch.arange(len(self.inputs))[:, None], *values], dim=1)
 
     def limited(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
-        """Each state once, and no more than are followed."""
+        """Distinct states, at most as many as are followed."""
         return self._some(_distinct(rows), self.most_numbers // rows.shape[1])
 
     def interchanged(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
-        """Every state that one interchange leads to from some states."""
         n_kinds = sum(map(len, self.kinds.values()))
         # 16 times as many as are followed may be examined to find those that differ.
         rows = self._some(rows, max(16 * self.most_numbers // (rows.shape[1] * n_kinds), 1))
@@ -320,7 +315,6 @@ class _JointStates:
     def read_and_step(
         self, rows: Int[Tensor, "row value"], loop: int
     ) -> tuple[RepeatedStates, Int[Tensor, "state value"]]:
-        """Compare the answers of some states, and step once."""
         counts, stepped = RepeatedStates(), [self.none]
         n_loops = int(loop + 1 < self.runs.loops.stop)
         is_asked = self.runs.batch.targets != IGNORE
@@ -346,7 +340,7 @@ class _JointStates:
 
 
 def _distinct(rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
-    """Each row once: rows are compared by a random linear hash of 63 bits."""
+    """Distinct rows, compared by a random linear hash of 63 bits."""
     generator = torch.Generator().manual_seed(0)
     # Odd multipliers lose no bit of a single column.
     odd = torch.randint(2**62, (rows.shape[1],), generator=generator) * 2 + 1

@@ -81,23 +81,22 @@ def _shifted(text: str, by: int) -> str:
 class LoopProgram(ShortRepr):
     """A program with a loop, as data: v^(0) = prepare(x), v^(t+1) = step(x, v^(t)), y = finish.
 
-    The assignments of ``step`` are simultaneous. A variable that ``step`` does not set keeps its
-    value. The tokens can be read at every loop, as the injected input of a looped transformer.
+    The assignments of ``step`` are simultaneous; a variable that it does not set keeps its value.
+    The tokens can be read at every loop, like the injected input of a looped transformer.
 
     Args:
-        name: What the program is called.
+        name: Name of the program.
         task: Name of the task it solves.
         inputs: The meaning of each input token 0 .. len(inputs) - 1.
-        prepare: Variable -> its value before the first loop. Reads the tokens only.
+        prepare: Variable -> value before the first loop; may read only the tokens.
         step: Variable -> its value after one loop.
-        finish: The answer, which can be read at any loop; ``UNKNOWN`` where it is undecided.
+        finish: The answer, which can be read at any loop; ``UNKNOWN`` where undecided.
         n_loops: T(n), the required number of loops for length n.
         doc: The idea, in a sentence or two.
-        task_settings: Settings of that task, where they are not its defaults.
+        task_settings: Settings of the task that are not its defaults.
 
     Raises:
-        InputError: no sequence, a variable that ``prepare`` does not set, or two selectors of one
-        name.
+        InputError: If ``prepare`` does not set a variable, or two selectors have one name.
 
     Example:
         >>> from loopinterp.programs import Linear, full, shift_right, tokens, var
@@ -199,7 +198,7 @@ class LoopProgram(ShortRepr):
 
     @property
     def expressions(self) -> list[Seq]:
-        """All of them: those of ``prepare``, of ``step``, and the answer."""
+        """The expressions of ``prepare`` and ``step``, and the answer."""
         return [*self.prepare.values(), *self.step.values(), self.finish]
 
     def unused_name(self, name: str) -> str:
@@ -226,14 +225,11 @@ class LoopProgram(ShortRepr):
         Args:
             tokens: Input tokens [batch, pos].
             n_loops: Loops done at the end, counted from ``prepare``.
-            interventions: Values to put in place of computed ones; each must fall within the run.
-            start_at_loop: Loops done before the first one that is run here.
-            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops; others
-                come from ``prepare``. With ``start_at_loop > 0`` all that ``step`` sets are needed.
-
-        Raises:
-            InputError: wrong tokens, loops out of range, an unknown or missing variable, or values
-            of a wrong shape, dtype or device.
+            interventions: Values that replace computed ones; each must fall within the run.
+            start_at_loop: Loops done before this run.
+            variables: Values [batch, pos] of variables after ``start_at_loop`` loops; others come
+                from ``prepare``. With ``start_at_loop > 0`` all variables that ``step`` sets are
+                required.
         """
         start = dict(variables or {})
         self._check_run(tokens, n_loops, start_at_loop, start)
@@ -299,7 +295,7 @@ class LoopProgram(ShortRepr):
 
 @dataclass(frozen=True)
 class ProgramOffset:
-    """The part of a program that the model's state at one position and loop stands for."""
+    """The part of a program that the model's state at one position and loop corresponds to."""
 
     shift: int = 0  # the model's state after t loops stands for the program after t + shift
     offset: int = 0  # position p stands for variables at p - offset (1: carries OUT of positions)
@@ -320,15 +316,15 @@ class ProgramOffset:
 def alignments(
     shifts: tuple[int, ...] = (0, -1, 1), offsets: tuple[int, ...] = (0, 1), lags: int = 1
 ) -> Iterator[ProgramOffset]:
-    """All program offsets in a range, that of zeros first."""
+    """All program offsets in a range, zeros first."""
     for lag, offset, shift in product(range(lags + 1), offsets, shifts):
         yield ProgramOffset(shift, offset, lag)
 
 
 def with_output_lag(program: LoopProgram, lag: int) -> LoopProgram:
-    """The same program with answers ``lag`` loops late.
+    """The program with answers ``lag`` loops late.
 
-    The pending answers become variables, so that an interchange moves them with the state.
+    The pending answers become variables, so an interchange moves them with the state.
     """
     for _ in range(lag):
         name = program.unused_name("answer")

@@ -1,8 +1,8 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
-A [batch, query, key] tensor would be large. A reduction takes one key after the other (several,
-where examples are few), for all queries of many examples, as [pos, batch] tensors in the smallest
-integers that hold them.
+A [batch, query, key] tensor would be large. A reduction goes through the keys (several at once if
+examples are few), for all queries of many examples, as [pos, batch] tensors in the smallest
+sufficient integer type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
 
 
 class Selection:
-    """Which keys each query looks at, for a batch (of 1 where all examples agree)."""
+    """Which keys each query selects, for a batch (of 1 where all examples agree)."""
 
     def __init__(
         self,
@@ -47,21 +47,20 @@ class Selection:
             self.k, self.q, self._holds = relation.keys(k), relation.queries(q), relation.holds
 
     def all(self) -> Bool[Tensor, "_ query key"]:
-        """The whole selection, with a batch axis of 1 if it is the same for all examples."""
+        """The whole selection, with a batch axis of 1 where all examples agree."""
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
         for keys, queries, rows, selected in self._steps(self.batch):
             out[rows, queries, keys] = selected.permute(2, 1, 0).bool()
         return out
 
     def width(self) -> Int[Tensor, "_ query"]:
-        """How many keys each query selects."""
         count = self._zeros(self.batch, 0, self.pos)
         for _, queries, rows, selected in self._steps(self.batch):
             count[queries, rows].add_(_sum(selected, count.dtype))
         return _rows(count)
 
     def mean(self, value: Int[Tensor, "_ pos"], default: int) -> Int[Tensor, "_ query"]:
-        """The mean of the selected values, truncated; ``default`` where none is selected."""
+        """The mean of the selected values, truncated; ``default`` if none."""
         low, high = _span(value)
         batch = max(self.batch, len(value))
         v = _columns(value.to(smallest_integers(low, high)), batch)
@@ -77,7 +76,7 @@ class Selection:
     def extreme(
         self, value: Int[Tensor, "_ pos"], mode: str, default: int
     ) -> Int[Tensor, "_ query"]:
-        """The largest or smallest selected value; ``default`` where none is selected."""
+        """The largest or smallest selected value; ``default`` if none."""
         largest = mode == "max"
         low, high = _span(value)
         if high - low >= torch.iinfo(torch.int64).max:  # too far apart to subtract
@@ -111,7 +110,7 @@ class Selection:
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
-        """Zeros in integers that hold low to high, one for each query [query, batch]."""
+        """Zeros [query, batch] in an integer type that holds low to high."""
         return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
 
 
@@ -125,13 +124,13 @@ def _length(part: slice) -> int:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The least and the largest number; 0 and 0 if there are none."""
+    """The least and greatest number; 0 and 0 if there are none."""
     low, high = x.aminmax() if x.numel() else (0, 0)
     return int(low), int(high)
 
 
 def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and queries in the smallest integers that keep their order."""
+    """Keys and queries in the smallest integer type that keeps their order."""
     low, high = _span(k)
     dtype = smallest_integers(low - 1, high + 1)
     if dtype == torch.int64:
@@ -184,7 +183,7 @@ OPS: dict[str, _Op] = {
 """Elementwise operations by name.
 
 ``and``, ``or``, ``xor``, ``not`` and the condition of ``where`` read 0 as false and anything else
-as true, and give 0 or 1. Division and remainder round down, as Python's do.
+as true, and give 0 or 1. Division and remainder round down, as in Python.
 """
 
 PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -196,11 +195,11 @@ PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     ">=": torch.ge,
     "true": lambda k, q: torch.ones_like(k == q),
 }
-"""Named predicates of (key, query): ``"<"`` selects the keys that are smaller than the query."""
+"""Named predicates of (key, query): ``"<"`` selects keys smaller than the query."""
 
 
 def smallest_integers(low: int, high: int) -> torch.dtype:
-    """The smallest integers that hold all from low to high; 64 bits if none do."""
+    """The smallest integer type that holds low to high; 64 bits if none does."""
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return dtype
@@ -210,7 +209,7 @@ def smallest_integers(low: int, high: int) -> torch.dtype:
 def look_up(
     x: Int[Tensor, "*shape"], keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
 ) -> Int[Tensor, "*shape"]:
-    """The new value of each ``x`` that is among the sorted keys, ``default`` of the others."""
+    """The new value of each ``x`` among the sorted keys, ``default`` for others."""
     if not len(keys):
         return torch.full_like(x, default)
     before, width = int(keys[0]) - 1, int(keys[-1]) - int(keys[0]) + 1
@@ -249,5 +248,5 @@ class Relation:
     def holds(
         self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
     ) -> Bool[Tensor, "*both"]:
-        """Whether it holds, for what :meth:`keys` and :meth:`queries` give, broadcast."""
+        """Whether it holds for results of :meth:`keys` and :meth:`queries`, broadcast."""
         return self._table.take(keys + queries)

@@ -44,7 +44,7 @@ _countdown = where(_left > 0, _left - 1, _left)
 
 
 def _position_of(token: int, name: str, *, default: int = -1) -> Seq:
-    """The position of a token, from there on; ``default`` before it."""
+    """The position of a token; ``default`` at positions before it."""
     return kqv(tokens, token, indices, "==", default=default, name=name)
 
 
@@ -53,14 +53,14 @@ def _place_behind(equals: Seq) -> Seq:
 
 
 def _token_addition() -> LoopProgram:
-    """Digit pairs, found at the positions of b, move right, lowest first, one position a loop::
+    """Digit pairs at the positions of b move right, lowest first, one position a loop::
 
         carry_i  <-  pair_i = 2 OR (pair_i = 1 AND carry_i)     while left_i > 0
         pair_i   <-  pair_{i-1}                                 while left_i > 0
         answer_i =   (pair_i + carry_i) mod 2
 
     A pair of 0 kills a carry, 1 propagates it, 2 generates one. From the ``+`` on, positions know n
-    and count it down.
+    and count down from it.
     """
     inputs, end = ("0", "1", "+", "=", "EOS", "BOS"), 3  # end: the pair of "=" and EOS
     is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
@@ -85,7 +85,7 @@ def _token_addition() -> LoopProgram:
 
 
 def _multiplication() -> LoopProgram:
-    """Column k of the product is a_0 b_k + a_1 b_{k-1}; a front from the ``=`` carries::
+    """Column k of the product is a_0 b_k + a_1 b_{k-1}; carries move from the ``=``::
 
         carry_i  <-  carry_i                                      if it is known
                      (column_{i-1} + carry_{i-1}) div 2           else, if carry_{i-1} is known
@@ -124,7 +124,7 @@ def _binary_sum(most_digits: int = 20) -> LoopProgram:
         count_i  <-  count_i + bit at position at_i
         at_i     <-  at_i + 1
 
-    Both are bounded by the position, so that they take finitely many values.
+    Both are bounded by the position, so their value sets are finite.
     """
     at, count = var("at"), var("count")
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")
@@ -182,12 +182,13 @@ def unique_set(n_symbols: int) -> LoopProgram:
 
 
 def _abacus_ripple() -> LoopProgram:
-    """Place k gathers both operands' digits k (0 to 18); every loop recomputes the carry INTO it::
+    """Place k holds the sum of both operands' digits k (0 to 18); each loop computes carries::
 
         carry_i  <-  column_{i-1} + carry_{i-1} > 9
 
-    After the longer operand a carry is the last digit of the sum, and no carry is its end. The sum
-    in the input is not read. Source: the format of arXiv 2405.17399.
+    ``carry`` is the carry into each place. After the longer operand a carry is the last digit of
+    the sum, and no carry is its end. The sum in the input is not read. Source: the format of
+    arXiv 2405.17399.
     """
     inputs = tuple("0123456789-+*=$")
     end, last, behind = inputs.index("$"), 19, 20  # columns right behind the longer operand, after
@@ -214,7 +215,7 @@ def _abacus_ripple() -> LoopProgram:
 
 
 # The shifts are those of arXiv 2409.15647; the clocks, which keep the answer after T(n), are ours.
-SEQUENCE_PROGRAMS = (
+_SEQUENCE_PROGRAMS = (
     #   bit_i     <-  bit_{i-1}
     #   parity_i  <-  parity_i XOR bit_{i-1}
     # After n loops all n bits have passed the "=", one a loop.
@@ -287,12 +288,9 @@ def prefix_mod(modulus: int) -> LoopProgram:
 def prefix_automaton(language: str) -> LoopProgram:
     """Prefixes of a regular language: ``state_i <- transitions[state_{i-1}][s_i]``.
 
-    BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered; register
+    BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered. Register
     another of :func:`~loopinterp.tasks.list_languages` with
     ``register_program(prefix_automaton("tomita1"))``.
-
-    Raises:
-        InputError: the language is unknown.
 
     Example:
         >>> prefix_automaton("dyck_2").finish
@@ -317,7 +315,7 @@ def prefix_automaton(language: str) -> LoopProgram:
     )
 
 
-PREFIX_PROGRAMS = (
+_PREFIX_PROGRAMS = (
     _prefix_sum(
         name="prefix_xor",
         inputs=("0", "1", "BOS", "PAD"),
@@ -329,20 +327,18 @@ PREFIX_PROGRAMS = (
 
 
 _PROGRAMS: dict[str, LoopProgram] = {
-    program.name: program for program in (*ADDITION_PROGRAMS, *SEQUENCE_PROGRAMS, *PREFIX_PROGRAMS)
+    program.name: program
+    for program in (*ADDITION_PROGRAMS, *_SEQUENCE_PROGRAMS, *_PREFIX_PROGRAMS)
 }
 
 
 @checked
 def list_programs(task: str | None = None) -> list[str]:
-    """Names of the programs, of one task or of all.
+    """Names of the programs that solve a task, or of all.
 
     Example:
         >>> list_programs(task="prefix_sum")
         ['prefix_mod_5', 'prefix_xor']
-
-    Raises:
-        InputError: no program solves that task.
     """
     names = sorted(n for n, program in _PROGRAMS.items() if task in (None, program.task))
     if not names:
@@ -351,10 +347,7 @@ def list_programs(task: str | None = None) -> list[str]:
 
 
 def get_program(name: str | LoopProgram) -> LoopProgram:
-    """The program of that name; a program itself is returned as it is.
-
-    Raises:
-        InputError: there is none.
+    """The program of that name; a program itself is returned unchanged.
 
     Example:
         >>> print(get_program("prefix_xor"))
@@ -375,10 +368,10 @@ def get_program(name: str | LoopProgram) -> LoopProgram:
 
 
 def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProgram:
-    """Make a program known by its name, and return it.
+    """Make a program available by its name, and return it.
 
     Raises:
-        InputError: the name is taken, and ``replace`` does not allow that; or it is no program.
+        InputError: If the name is taken and ``replace`` is false.
     """
     _need_program(program)
     if not replace:

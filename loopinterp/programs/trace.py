@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from loopinterp.core.errors import check_choice, unknown_name
+from loopinterp.core.errors import UnknownKeyError, check_choice, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Select
 from loopinterp.programs.interpreter import Interpreter
@@ -69,7 +69,7 @@ class LazySelectors(Mapping[str, "Tensor"]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._selects:
-            raise KeyError(str(unknown_name("selector", name, self._selects)))
+            raise unknown_name("selector", name, self._selects, UnknownKeyError)
         select = self._selects[name]
         if not select.variables:
             once = self._interpreter.value(select, {})  # [batch, query, key], of stride 0 by loop

@@ -32,4 +32,7 @@ from .task_registry import list_tasks as list_tasks
 from .task_registry import register_task as register_task
 from .token_by_token import NextToken as NextToken
 from .token_by_token import TokenByToken as TokenByToken
+from .typed_examples import token_words as token_words
+from .typed_examples import typed_example as typed_example
+from .typed_examples import words_at as words_at
 from .words import InWords as InWords

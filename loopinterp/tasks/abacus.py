@@ -1,4 +1,4 @@
-"""Decimal addition and multiplication, token by token, in the format of the abacus embeddings."""
+"""Decimal arithmetic, token by token, in the format of the abacus embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from loopinterp.tasks.rows import (
 from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
 from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
-from loopinterp.tasks.words import spell, until
+from loopinterp.tasks.words import or_text, spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -41,23 +41,20 @@ _EQUALS, _END = (ALPHABET.index(symbol) for symbol in "=$")
 class DecimalOperands(TokenByToken):
     """Base of decimal arithmetic in the format of the abacus embeddings.
 
-    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer: the
-    ``=`` and each digit of the answer have the next digit as target, the last one ``$``; nothing
-    else has a target. Padding is ``$``.
+    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer: its
+    digits are the targets from the ``=`` on, then ``$``, also the padding.
 
     The length n is the number of digits of the longest operand; T(n) is that of the longest answer,
     as carries may take one column a loop.
 
     Distributions: ``"mixed"`` (one operand has n digits, the others 1..n), ``"equal"`` (all have
-    n), ``"independent"`` (each has 1..n), and one that is hard for the task. The leading digit of
-    several is not 0, except in ``"chain"``.
+    n), ``"independent"`` (each has 1..n), and one that is hard for the task. Numbers have no
+    leading zeros, except in ``"chain"``.
 
     Source: arXiv 2405.17399.
 
     Attributes:
         operator: The sign between the operands.
-        n_operands: Their number.
-        hard: Name of the hard distribution.
     """
 
     symbols = ALPHABET
@@ -72,18 +69,18 @@ class DecimalOperands(TokenByToken):
 
     @abstractmethod
     def answer_length(self, n: int) -> int:
-        """Most digits that an answer may have."""
+        """Most digits of an answer."""
 
     @abstractmethod
     def _solve(self, digits: Tensor, n_digits: Tensor) -> tuple[Tensor, Tensor]:
-        """Digits of the answers [batch, width], and how many of each count.
+        """Digits of the answers [batch, width], and each answer's length.
 
-        Operands [batch, operand, width] are padded with zeros; ``n_digits`` [batch, operand].
+        Operands [batch, operand, width] are padded with zeros; ``n_digits`` is [batch, operand].
         """
 
     @abstractmethod
     def _draw_hard(self, digits: Tensor, generator: torch.Generator) -> Tensor:
-        """Operands [batch, operand, width] of the hard distribution, made of random digits."""
+        """Operands [batch, operand, width] of the hard distribution."""
 
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         equals = place_of_equals(_EQUALS, tokens, self.name)
@@ -109,7 +106,7 @@ class DecimalOperands(TokenByToken):
     def from_digits(
         self, digits: Int[Tensor, "batch operand width"], n_digits: Int[Tensor, "batch operand"]
     ) -> Batch:
-        """The batch of given digits, least significant first; ``n_digits`` of each count."""
+        """The batch of numbers with the first ``n_digits`` digits, least significant first."""
         shape, each = (list(getattr(x, "shape", ())) for x in (digits, n_digits))
         fit = len(shape) == 3 and each == shape[:2] and each[1] == self.n_operands
         expected = f"shapes [batch, {self.n_operands}, width], [batch, {self.n_operands}]"
@@ -125,6 +122,7 @@ class DecimalOperands(TokenByToken):
         width = self.n_operands * (digits.shape[2] + 1)
         return self._batch(join([x for part in parts for x in part], width=width, fill=_END), n)
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]]) -> Batch:
         """The batch of given integers of at least 0, each written without leading zeros."""
         rows = check_operands(operands, self.n_operands)
@@ -134,7 +132,7 @@ class DecimalOperands(TokenByToken):
         return self.from_digits(torch.stack(operand_digits(rows, *widths, base=10), 1), n_digits)
 
     def sample_operands(self, *n_digits: int, batch_size: int, generator: torch.Generator) -> Batch:
-        """Draw operands of exactly so many digits: a cell of the grid of accuracy by lengths."""
+        """Draw operands of exactly these numbers of digits."""
         k, fix = self.n_operands, f"Pass e.g. {', '.join(['8'] * self.n_operands)}."
         expected = f"{k} lengths, one for each operand"
         need(len(n_digits) == k, "n_digits", expected, str(len(n_digits)), fix)
@@ -162,19 +160,16 @@ class DecimalOperands(TokenByToken):
         return self._written(self._lead(digits, n_digits, generator), n_digits, n)
 
     def _digits(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Random digits [batch, operand, width]."""
         each = [integers(0, 10, shape, generator) for _ in range(self.n_operands)]
         return torch.stack(each, dim=1)
 
     def _lead(self, digits: Tensor, n_digits: Tensor, generator: torch.Generator) -> Tensor:
-        """The digits, where there are several of a number, with a leading one above 0."""
+        """The digits, without a leading 0 in longer numbers."""
         each = [integers(1, 10, (len(digits),), generator) for _ in range(self.n_operands)]
         return lead(digits, n_digits, torch.stack(each, dim=1))
 
 
 class _Sum(DecimalOperands):
-    """The sum of several numbers."""
-
     operator = "+"
     hard = "chain"
 
@@ -201,9 +196,9 @@ class _Sum(DecimalOperands):
 class AbacusAddition(_Sum):
     """a + b in decimal, token by token: ``a + b = sum $``, least significant first.
 
-    As :class:`DecimalOperands`. The hard distribution is ``"chain"``: the first digits make a
-    carry, which all others pass on. The sum is as long as the longer operand, and one digit more if
-    there is a carry out of it. T(n) = n + 1.
+    See :class:`DecimalOperands`. The hard distribution is ``"chain"``: the first digits make a
+    carry, which all others propagate. The sum is as long as the longer operand, and one digit more
+    with a carry out of it. T(n) = n + 1.
 
     Example:
         >>> task = AbacusAddition()
@@ -221,10 +216,10 @@ class AbacusAddition(_Sum):
 
 @settings
 class AbacusSum(_Sum):
-    """The sum of ``n_operands`` numbers, 2 or more, token by token: ``a + b + c = sum $``.
+    """The sum of ``n_operands`` numbers, token by token: ``a + b + c = sum $``.
 
-    As :class:`AbacusAddition`, which is the sum of two. T(n) = n + 1 up to ten numbers, and one
-    loop more for each further digit that they may carry out of n columns.
+    Otherwise like :class:`AbacusAddition`. T(n) = n + 1 up to ten numbers, and one loop more for
+    each further digit that they may carry out of n columns.
 
     Example:
         >>> task = AbacusSum(n_operands=3)
@@ -243,15 +238,9 @@ class AbacusSum(_Sum):
 class AbacusMultiplication(DecimalOperands):
     """a * b in decimal, token by token: ``a * b = product $``, least significant first.
 
-    As :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n digits,
-    and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are 1..9), so
-    that column sums are large and carries long. The product is written without leading zeros, 0 as
-    a single one. T(n) = 2 n.
-
-    Example:
-        >>> task = AbacusMultiplication()
-        >>> task.decode(task.encode([(25, 14)])), task.n_loops(2)
-        (['25 * 14 = 350'], 4)
+    See :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n digits,
+    and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are 1..9),
+    for large column sums and long carries. The product has no leading zeros. T(n) = 2 n.
     """
 
     name = "abacus_multiplication"

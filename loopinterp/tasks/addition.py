@@ -1,4 +1,4 @@
-"""Binary arithmetic: a + b on aligned bit pairs; a + b and a * b with full-output prediction."""
+"""Binary arithmetic: a + b on bit pairs; a + b and a * b with full output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loopinterp.tasks.sampling import (
     random_bits,
 )
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -38,7 +38,7 @@ PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
 
 
 def _at_positions(function: Callable[..., Tensor]) -> Callable[[Any, Batch | Tensor], Tensor]:
-    """A function of the operands' bits as a method of the task, which takes its inputs."""
+    """A function of bits as a method of the task's inputs."""
 
     def method(self: Addition, inputs: Batch | Tensor) -> Tensor:
         return function(*self.operands(inputs))
@@ -56,8 +56,8 @@ class Addition(Sampler):
     position i + 1; PAD is 5. With ``format="features"`` bit i is the float vector ``(a_i, b_i)`` at
     position i; padding is (0, 0). Targets are the sum bits, ``IGNORE`` at BOS and padding.
 
-    The analyses (:meth:`carries` and so on) are aligned with the model's positions; BOS and PAD
-    count as the bits (0, 0), which stop a carry.
+    :meth:`carries` and the other analyses are aligned with the model's positions; BOS and PAD count
+    as the bits (0, 0), which stop a carry.
 
     Distributions: ``"propagate"`` (each example draws the probability that a position propagates
     from {.5, .8, .95}), ``"uniform"`` (fair bits), ``"chain"`` (bit 0 generates and all others
@@ -111,7 +111,7 @@ class Addition(Sampler):
     def from_bits(
         self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
-        """The batch of given bits, least significant first; the first ``n`` of each row count."""
+        """The batch of bits, least significant first; the first ``n`` of each row count."""
         _check_bits(a, b, n)
         if self.format == "pairs":
             tokens = join([same(BOS, n), (a + 2 * b, n)], width=a.shape[1] + 1, fill=_PAD)
@@ -121,6 +121,7 @@ class Addition(Sampler):
         answer = carry_arithmetic.total(a, b).masked_fill(~real, IGNORE)
         return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1, self)
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
@@ -143,7 +144,7 @@ class Addition(Sampler):
         return a, b
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: sum bits, and ``IGNORE`` at BOS and PAD tokens.
+        """The exact answer: sum bits, and ``IGNORE`` at BOS and PAD tokens.
 
         In the features format padding looks like the bits (0, 0), so every position is answered.
         """
@@ -160,9 +161,9 @@ class Addition(Sampler):
     chain_length_in = _at_positions(carry_arithmetic.chain_length_in)
 
     def chain_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
-        """Where the carry OUT of a position hangs on a chain that runs back to bit 0.
+        """Whether the carry OUT of a position depends on a chain that runs back to bit 0.
 
-        No bit decides such a carry: it is always 0. False where the position does not propagate.
+        Such a carry is always 0. False where the position does not propagate.
         """
         a, b = self.operands(inputs)
         return carry_arithmetic.propagate(a, b) & (carry_arithmetic.chain_start(a, b) < self.offset)
@@ -181,9 +182,9 @@ class Addition(Sampler):
 class TokenAddition(FullOutput):
     """a + b of n bits each, in the full-output format: ``BOS a_1 … a_n + b_1 … b_n = EOS …``.
 
-    All numbers are written most significant bit first; the answer has n + 1 bits. So carries run
-    from right to left, against the order in which causal attention can pass them on. T(n) = n.
-    Distributions are those of :class:`Addition`; in ``"chain"`` the last bits generate.
+    Numbers are written most significant bit first, so that carries run against the order in which
+    causal attention can propagate them; the answer has n + 1 bits. T(n) = n. Distributions are
+    those of :class:`Addition`; in ``"chain"`` the last bits generate.
 
     Source: arXiv 2409.15647.
 
@@ -210,10 +211,11 @@ class TokenAddition(FullOutput):
     def from_bits(
         self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
-        """The batch of given bits, most significant first; the first ``n`` of each row count."""
+        """The batch of bits, most significant first; the first ``n`` of each row count."""
         _check_bits(a, b, n)
         return self._batch([(a, n), same(_OPERATOR, n), (b, n)], n, n.clone())
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
@@ -235,12 +237,12 @@ class TokenAddition(FullOutput):
 class Multiplication(FullOutput):
     """a * b, m bits times n bits, in the full-output format: ``BOS a_1 … a_m * b_1 … b_n = EOS …``.
 
-    All numbers are written least significant bit first; the answer has n + m bits. The length n
-    is that of b, the setting ``m`` the most bits of a. T = n m.
+    Numbers are written least significant bit first; the answer has n + m bits. The length n is that
+    of b, the setting ``m`` the most bits of a. T = n m.
 
-    Distributions: ``"uniform"`` (a has m bits, all bits are fair), ``"biased"`` (each factor
-    draws the probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits, and each example
-    draws the length of its a from 1..m, as the published training data do).
+    Distributions: ``"uniform"`` (a has m bits, all bits are fair), ``"biased"`` (each factor draws
+    the probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits, and a's length is drawn
+    from 1..m, as in the published training data).
 
     Source: arXiv 2409.15647.
 
@@ -277,11 +279,12 @@ class Multiplication(FullOutput):
         m: Int[Tensor, " batch"],
         n: Int[Tensor, " batch"],
     ) -> Batch:
-        """The batch of given bits: the first ``m`` of each row of ``a``, ``n`` of ``b``."""
+        """The batch of bits: the first ``m`` of each row of ``a``, ``n`` of ``b``."""
         check_digits(check_tokens(a, 2, "bits a")[:, : self.m], m, 2, "bits a")
         check_digits(b, n, 2, "bits b")
         return self._batch([(a, m), same(_OPERATOR, n), (b, n)], n, n * m)
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int, m: int | None = None) -> Batch:
         """The batch of given integers: a in 0..2^m - 1, b in 0..2^n - 1."""
         m = self.m if m is None else m
@@ -291,7 +294,7 @@ class Multiplication(FullOutput):
     def sample_operands(
         self, m: int, n: int, *, batch_size: int, generator: torch.Generator
     ) -> Batch:
-        """Draw products of ``m`` bits, at most the task's, and ``n`` bits, all of them fair."""
+        """Draw products of ``m`` and ``n`` fair bits."""
         drawn = [lengths(k, batch_size=batch_size, generator=generator) for k in (m, n)]
         a, b = (random_bits("uniform", batch_size, k, generator) for k in (m, n))
         return self.from_bits(a, b, *drawn)
@@ -312,7 +315,7 @@ class Multiplication(FullOutput):
 
 
 def _turn(bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Tensor:
-    """The first ``n`` bits of each row in the opposite order, then zeros."""
+    """Reverse the first ``n`` bits of each row; zeros after them."""
     column = torch.arange(bits.shape[1], device=bits.device)
     at = n[:, None] - 1 - column  # [batch, width]; negative behind the first n bits
     return bits.gather(1, at.clamp(min=0)).masked_fill(at < 0, 0)
@@ -321,7 +324,6 @@ def _turn(bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Tensor:
 def draw_bits(
     distribution: str, batch_size: int, width: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch width"]]:
-    """Operand bits of one of the distributions of :class:`Addition`."""
     shape = (batch_size, width)
     a = coins(0.5, shape, generator)
     if distribution == "uniform":
@@ -337,7 +339,6 @@ def draw_bits(
 
 
 def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
-    """Raise unless a and b are bits [batch, width], of which the first ``n`` of each row count."""
     check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
     expected = f"shape {list(a.shape)}, as bits a"

@@ -1,11 +1,11 @@
-r"""How carries run through an addition: exact bit arithmetic on tensors, for any length.
+r"""Carries of an addition: exact bit arithmetic on tensors, for any length.
 
 All functions take the operands' bits, least significant first along the last axis. With
 
     generate g_i = a_i AND b_i,  propagate p_i = a_i XOR b_i,  c_i = g_i OR (p_i AND c_{i-1}),
 
 the carry out of position i is decided at the last position j <= i that does not propagate:
-:math:`c_i = g_j`, and 0 if there is none. So nothing here loops over positions or overflows.
+:math:`c_i = g_j`, and 0 if there is none. So nothing loops over positions or overflows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def propagate(
 def chain_start(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """The last position j <= i that does not propagate, which decides c_i; -1 if there is none."""
+    """The last position j <= i that does not propagate, which decides c_i; else -1."""
     index = torch.arange(a.shape[-1], device=a.device).expand_as(a)
     # The running maximum of the indices that do not propagate.
     return torch.where(propagate(a, b), -1, index).cummax(dim=-1).values
@@ -60,31 +60,26 @@ def carries(
 def carry_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """The carry INTO each position: that out of the position before, and 0 into the first."""
+    """The carry INTO each position, 0 into the first."""
     return _shift_right(carries(a, b))
 
 
 def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
-    """The bits of a + b mod 2^pos.
-
-    Example:
-        >>> total(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()   # 3 + 5 = 8
-        [0, 0, 0, 1]
-    """
+    """The bits of a + b mod 2^pos."""
     return a ^ b ^ carry_in(a, b)
 
 
 def chain_length(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """How far the carry OUT of a position has come: consecutive propagating positions up to it."""
+    """Consecutive propagating positions up to each one: how far its carry OUT has come."""
     return torch.arange(a.shape[-1], device=a.device) - chain_start(a, b)
 
 
 def chain_length_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """How far the carry INTO each position has come: that of the position before."""
+    """How far the carry INTO each position has come."""
     return _shift_right(chain_length(a, b))
 
 

@@ -1,4 +1,4 @@
-"""Chess puzzles from a user's file: where the best move starts and ends."""
+"""Chess puzzles from a user's file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import Batch, need
+from loopinterp.tasks.words import or_text
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
 SYMBOLS = ".+PNBRQKCpnbrqkc"
-"""Tokens of squares, by number: an empty one, one where a pawn may be taken en passant, the own
-pieces, with rooks that may castle (C), and the opponent's."""
+"""Squares by token: empty, en passant target, own pieces (C: a rook that may castle), opponent's.
+"""
 
 # Squares of the rook and the king that a right to castle needs unmoved.
 _HOMES = {"Q": (56, 60), "K": (63, 60), "q": (0, 4), "k": (7, 4)}
@@ -37,21 +38,20 @@ class ChessPuzzles(Sampler):
     """The best move in a chess position, as the square it starts from and the one it ends on.
 
     The puzzles are those of a file in the format of Lichess' database: a CSV with the columns
-    ``FEN``, ``Moves`` (in UCI notation; the first is the opponent's, and is made; the second is the
-    answer) and ``Rating``. Nothing is downloaded. Of equal positions the first counts.
+    ``FEN``, ``Moves`` (in UCI notation: the opponent's, which is made, then the answer) and
+    ``Rating``. Nothing is downloaded.
 
-    Tokens: the 64 squares from top left to bottom right, as the side to move sees them, who plays
-    up the board: an empty one (0), one where a pawn may be taken en passant (1), own P N B R Q K
-    and a rook that may castle, and the same of the opponent. Output 1 where the move starts, 2
-    where it ends, else 0. Models should not be causal.
+    Tokens: the 64 squares, row by row, with the side to move playing upwards: an empty one (0), an
+    en passant target (1), own P N B R Q K and a rook that may castle, and the opponent's. Output 1
+    where the move starts, 2 where it ends, else 0. Models should not be causal.
 
-    The length n is the rating in hundreds. T(n) = 30 whatever n is: no bound is known.
+    The length n is the rating in hundreds. T(n) = 30 for every n: no bound is known.
 
     Distributions: ``"uniform"`` (any puzzle of that rating).
 
     Args:
-        csv: The file; without one nothing can be drawn, but :meth:`encode` works.
-        most: Rows that are read at most, the first ones.
+        csv: The file; without one, only :meth:`encode` works.
+        most: Rows that are read at most.
 
     Source: the chess puzzles of arXiv 2108.06011 and 2604.15259.
 
@@ -82,7 +82,7 @@ class ChessPuzzles(Sampler):
         return 64
 
     def longest(self, n: int) -> int:
-        """The greatest rating up to n that the file has puzzles of, or else its least."""
+        """The greatest rating up to n in the file, else its lowest."""
         known = self._file().n.unique().tolist() if self.csv else [n]
         return max((rating for rating in known if rating <= n), default=min(known))
 
@@ -96,6 +96,7 @@ class ChessPuzzles(Sampler):
         move = "".join(name_of(at[0]) if len(at) == 1 else "?" for at in places)
         return f"{board} {move}"
 
+    @or_text
     def encode(self, puzzles: Iterable[tuple[str, str, int]]) -> Batch:
         """The batch of given puzzles: FEN, moves and rating, as a row of a file has them."""
         rows = [_read(*puzzle, f"puzzle {k}") for k, puzzle in enumerate(puzzles)]
@@ -104,7 +105,7 @@ class ChessPuzzles(Sampler):
         return self._batch(boards, moves, n)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch square"]:
-        """The answers of the file; of a batch's other positions, those that it came with."""
+        """The file's answers; for other positions, the batch's own."""
         boards = check_tokens(inputs, self.d_vocab)
         _need(boards.shape[1] == 64, "inputs", "64 squares each", boards.shape[1])
         rows = self._file().rows if self.csv else {}
@@ -153,7 +154,7 @@ class ChessPuzzles(Sampler):
 
 @dataclass(frozen=True, eq=False)
 class _Puzzles:
-    """The puzzles of a file, by rating, on the CPU."""
+    """A file's puzzles by rating, on the CPU."""
 
     boards: Int[Tensor, "puzzle square"]
     moves: Int[Tensor, "puzzle end"]
@@ -163,7 +164,7 @@ class _Puzzles:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
-    """The puzzles of a file, read again where its time or size has changed."""
+    """A file's puzzles, cached by its time and size."""
     puzzles: dict[bytes, tuple[tuple[int, int], int]] = {}  # by board: move, and n
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         table = csv.DictReader(lines)
@@ -190,7 +191,7 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
 def _read(
     fen: str | None, moves: str | None, rating: str | int | None, where: str
 ) -> tuple[list[int], tuple[int, int], int]:
-    """Board and move as the side to move sees them, and n; errors name the place."""
+    """Board and move as the side to move sees them, and n."""
     line, rated = (moves or "").split(), str(rating).strip()
     fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
     _need(fine, where, "at least two moves, and a rating of at least 1", (moves, rating))
@@ -204,19 +205,18 @@ def _read(
 
 
 def _marks(moves: Int[Tensor, "puzzle end"]) -> Int[Tensor, "puzzle square"]:
-    """1 at the first square, 2 at the second, of 64."""
+    """1 at the first square, 2 at the second."""
     answers = moves.new_zeros((len(moves), 64))
     return answers.scatter_(1, moves, moves.new_tensor([_FROM, _TO]).expand_as(moves))
 
 
 @dataclass(frozen=True)
-class Position:
-    """A position: the pieces, and all else that a move may depend on.
+class _Position:
+    """A chess position.
 
     Attributes:
         board: The 64 squares from a8 to h8, then a7 to h7, and so on: a letter as in FEN, or a dot.
-        white: Whether White is to move.
-        castling: The rights that are left, of ``KQkq``.
+        castling: The remaining rights, of ``KQkq``.
         passing: The square behind a pawn that has just made two steps.
     """
 
@@ -226,10 +226,10 @@ class Position:
     passing: int | None
 
     def seen(self) -> list[int]:
-        """The tokens of the squares, as the side to move sees them: it plays up the board.
+        """The squares' tokens, with the side to move playing up the board.
 
-        For Black the board is mirrored, top to bottom, with the colours reversed. A square is
-        marked for en passant where a pawn stands ready to take.
+        For Black the board is mirrored vertically, with colours reversed. The en passant square is
+        marked if a pawn can take there.
         """
         board, passing = list(self.board), self.passing
         for right in self.castling:
@@ -244,11 +244,11 @@ class Position:
         return [SYMBOLS.index(square) for square in board]
 
     def seen_square(self, square: int) -> int:
-        """Where the side to move sees a square, and the other way round."""
+        """Map a square to the view of the side to move, or back."""
         return square if self.white else (7 - square // 8) * 8 + square % 8
 
     def squares(self, move: str) -> tuple[int, int, str]:
-        """From where to where a move in UCI notation goes, and what a pawn becomes."""
+        """Start and end of a move in UCI notation, and what a pawn becomes."""
         parts = re.fullmatch("([a-h][1-8])([a-h][1-8])([qrbn]?)", move)
         if parts is None:
             raise _refused("move", "one such as e2e4, or e7e8q", repr(move))
@@ -265,8 +265,8 @@ class Position:
         _need(promotes == bool(parts[3]), "move", expected, move)
         return start, end, parts[3]
 
-    def after(self, move: str) -> Position:
-        """The position after a move in UCI notation, which is not checked for being legal."""
+    def after(self, move: str) -> _Position:
+        """The position after a move in UCI notation, legal or not."""
         start, end, becomes = self.squares(move)
         board, piece = list(self.board), self.board[start]
         board[start], board[end] = ".", piece
@@ -293,16 +293,14 @@ def square_of(name: str) -> int:
 
 
 def name_of(square: int) -> str:
-    """The name of a square."""
     return "abcdefgh"[square % 8] + str(8 - square // 8)
 
 
-def read_fen(fen: str) -> Position:
-    """The position of a FEN; clocks are left out.
+def read_fen(fen: str) -> _Position:
+    """The position of a FEN, without clocks.
 
-    Raises:
-        InputError: the FEN is malformed, a side has not one king, a pawn stands on the first or
-            last rank, or there is nothing to castle with.
+    An ``InputError`` if it is malformed, a side lacks its one king, a pawn stands on the first or
+    last rank, or king and rook are not at home for a castling right.
     """
     form = r"(\S+) ([wb]) (-|(?! )K?Q?k?q?) (-|[a-h][36])(?: \S+){0,2}"
     parts = re.fullmatch(form, " ".join(fen.split()))
@@ -321,11 +319,10 @@ def read_fen(fen: str) -> Position:
     _need(at_home, "FEN", f"king and rook at home for the rights {castling}", fen)
     behind = passing[-1] in ("-", "6" if side == "w" else "3")
     _need(behind, "FEN", "- or a square behind a pawn of the side not to move", fen)
-    return Position(board, side == "w", castling, None if passing == "-" else square_of(passing))
+    return _Position(board, side == "w", castling, None if passing == "-" else square_of(passing))
 
 
 def _need(fits: bool, what: str, expected: str, got: object) -> None:
-    """Raise unless something fits."""
     if not fits:
         raise _refused(what, expected, repr(got))
 

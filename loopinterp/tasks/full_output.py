@@ -1,4 +1,4 @@
-"""Tasks with full-output prediction: copy, parity, number of ones, distinct symbols."""
+"""Tasks with full-output prediction."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ class FullOutput(Sampler):
     """Base of tasks with full-output prediction: the whole answer is read at once.
 
     It starts at the ``=``; EOS follows up to the padded length. Tokens: the prompt's symbols from 0
-    on, then ``=``, EOS (which is also the padding), BOS. Output classes: the answer's symbols, EOS.
+    on, ``=``, EOS (also the padding), BOS. Output classes: the answer's symbols, EOS.
 
     Source: arXiv 2409.15647.
 
     Attributes:
-        symbols: The symbols of the prompt.
-        n_answer_symbols: How many of them, the first ones, an answer is written with.
+        n_answer_symbols: How many of them, from the first, an answer uses.
         question: The question about the prompt, in words.
         least_first: Which of ``"prompt"`` and ``"answer"`` have the least significant digit first.
     """
@@ -61,11 +60,11 @@ class FullOutput(Sampler):
         return self.n_answer_symbols + 1
 
     def prompt_length(self, n: int) -> int:
-        """Longest prompt of a problem of length n."""
+        """Longest prompt of length n."""
         return n
 
     def answer_length(self, n: int) -> int:
-        """Longest answer to a problem of length n."""
+        """Longest answer of length n."""
         return n
 
     def _n_loops(self, n: int) -> int:
@@ -77,7 +76,7 @@ class FullOutput(Sampler):
 
     @abstractmethod
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """Answers [batch, width] to prompts of ``n`` symbols and zeros; how long each answer is."""
+        """Answers [batch, width] to prompts of ``n`` symbols, and their lengths."""
 
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
         equals = row.index(self.equals)
@@ -107,7 +106,7 @@ class FullOutput(Sampler):
     def solve(
         self, tokens: Int[Tensor, "batch pos"]
     ) -> tuple[Int[Tensor, " batch"], Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """Where each row has its ``=``, the answer to the prompt before it, and its length."""
+        """Each row's position of ``=``, the answer to the prompt before it, and its length."""
         equals = place_of_equals(self.equals, tokens, self.name)
         n = equals - 1
         need_form((n > 0).all(), self.name, "a prompt between BOS and the '='")
@@ -126,15 +125,15 @@ class FullOutput(Sampler):
 class BitPrompt(FullOutput):
     """A question about n bits: ``BOS b_1 … b_n = EOS …``. T(n) = n.
 
-    Distributions: ``"uniform"`` (fair bits), ``"biased"`` (each example draws its probability
-    of a one from {.05, .5, .95}).
+    Distributions: ``"uniform"`` (fair bits), ``"biased"`` (each example draws its probability of a
+    one from {.05, .5, .95}).
     """
 
     symbols = ("0", "1")
     distributions = ("uniform", "biased")
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits; only the first ``n`` of each row count."""
+        """The batch of bits; the first ``n`` of each row count."""
         check_digits(bits, n, 2, "bits")
         return self._batch([(bits, n)], n, n.clone())
 
@@ -207,9 +206,9 @@ class BinarySum(BitPrompt):
 class UniqueSet(FullOutput):
     """The distinct ones of n symbols, by first appearance: ``BOS s_1 … s_n = EOS …``. T(n) = n.
 
-    Distributions: ``"uniform"`` (independent symbols), ``"few"`` (each example uses at most 4 of
-    them), ``"distinct"`` (a random order of the symbols, repeated), ``"varied"`` (each example
-    draws how many it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
+    Distributions: ``"uniform"`` (independent symbols), ``"few"`` (at most 4 symbols per example),
+    ``"distinct"`` (a random order of the symbols, repeated), ``"varied"`` (at most k of N symbols,
+    k drawn with probability ``log(1 + 1/k) / log(N + 1)``).
 
     Example:
         >>> task = UniqueSet(n_symbols=9)
@@ -235,7 +234,7 @@ class UniqueSet(FullOutput):
         return self.n_symbols
 
     def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given symbols; only the first ``n`` of each row count."""
+        """The batch of symbols; the first ``n`` of each row count."""
         check_digits(symbols, n, self.n_symbols, "symbols")
         return self._batch([(symbols, n)], n, n.clone())
 

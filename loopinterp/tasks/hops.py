@@ -13,7 +13,7 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import join, need_form
 from loopinterp.tasks.sampling import Sampler, check_digits, check_tokens, inside, integers
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -93,11 +93,11 @@ class PHop(Sampler):
             return question
         return f"{question} {spell(answer[1 : len(real) + 1], self.answer_symbols)}"
 
-    def encode(self, words: Sequence[str], *, hops: int) -> Batch:
+    @or_text
+    def encode(self, words: Sequence[str], *, hops: PositiveInt) -> Batch:
         """The batch of strings of one or more letters, all with that many hops."""
         letters = self.symbols[: self.n_symbols]
-        listed = bool(words) and not isinstance(words, str)
-        fits = listed and all(word and {*word} <= {*letters} for word in words)
+        fits = bool(words) and all(word and {*word} <= {*letters} for word in words)
         expected = f"a list of strings of one or more letters of {''.join(letters)}"
         need(fits, "words", expected, repr(words), "Pass e.g. ['abab'].")
         longest = max(map(len, words))

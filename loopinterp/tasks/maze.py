@@ -12,14 +12,14 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
 WAYS = ((-1, 0), (0, 1), (1, 0), (0, -1))
-"""Up, right, down, left: rows down and columns right."""
+"""(rows down, columns right) of up, right, down, left."""
 
 # A token is the sum of the passages of a cell, one for each way, and of start and goal.
 _PASSAGES = (1, 2, 4, 8)
@@ -33,14 +33,14 @@ class Maze(Sampler):
 
     Tokens: one a cell, row by row, without BOS: the sum of 1, 2, 4 and 8 for passages up, right,
     down and left, 16 at the start and 32 at the goal; 64 is PAD. Output 1 at the cells of the path,
-    its ends included, else 0. A smaller maze of a batch lies in the upper left corner of the
-    largest grid. Models need ``positions="grid"``, and should not be causal.
+    its ends included, else 0. Smaller mazes of a batch lie in the upper left corner of the grid.
+    Models need ``positions="grid"``, and should not be causal.
 
     T(n) = n^2, the number of cells: no path and no dead end is longer.
 
-    Distributions: mazes are grown by a random walk that goes back from dead ends, which makes long
-    corridors. Start and goal are any two cells (``"uniform"``), or the two ends of the longest path
-    in the maze (``"far"``).
+    Distributions: mazes are grown by a random walk that returns from dead ends, with long
+    corridors. Start and goal are any two cells (``"uniform"``), or the ends of the longest path
+    (``"far"``).
 
     Source: the mazes of arXiv 2108.06011 and 2604.15259.
 
@@ -85,6 +85,7 @@ class Maze(Sampler):
         rows = spell([answer[at] for at in inside], "01")
         return f"{maze} {'/'.join(rows[k : k + size] for k in range(0, len(rows), size))}"
 
+    @or_text
     def encode(self, pictures: Sequence[str]) -> Batch:
         """The batch of given pictures, of any sizes: rows of ``#`` (wall), ``.``, ``S`` and ``G``.
 
@@ -129,12 +130,12 @@ class Maze(Sampler):
         return path.long().masked_fill(~there, IGNORE).flatten(1)
 
     def n_rounds(self, inputs: Batch | Tensor) -> Int[Tensor, " batch"]:
-        """Rounds until the path alone is left, all dead ends being filled by one cell at once."""
+        """Rounds of filling all dead ends by one cell until only the path is left."""
         passages, _, ends = self._parse(inputs)
         return fill_dead_ends(passages, ends)[1]
 
     def _parse(self, inputs: Batch | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Passages [batch, way, row, column], which cells there are, and start and goal."""
+        """Passages [batch, way, row, column], existing cells, start and goal."""
         tokens = check_tokens(inputs, self.d_vocab)
         width = math.isqrt(tokens.shape[1])
         n_cells = tokens.shape[1]
@@ -189,23 +190,20 @@ class Maze(Sampler):
 
 
 def _corner(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch row column"]:
-    """The ``n x n`` cells of each maze, in the upper left corner of a grid."""
+    """The ``n x n`` cells of each maze in a grid."""
     line = torch.arange(width, device=n.device) < n[:, None]
     return line[:, :, None] & line[:, None]
 
 
 def _next_to(marks: Bool[Tensor, "batch row column"]) -> Bool[Tensor, "batch 4 row column"]:
-    """Whether the neighbour in each way is marked; each border is joined to the opposite one."""
+    """Whether the neighbour in each way is marked, borders joined."""
     return torch.stack([marks.roll((-down, -right), (1, 2)) for down, right in WAYS], 1)
 
 
 def grow(
     n: Int[Tensor, " batch"], generator: torch.Generator
 ) -> Bool[Tensor, "batch 4 row column"]:
-    """Passages of random mazes of ``n x n`` cells: a random walk that goes back from dead ends.
-
-    Each is a tree: one path leads from any cell to any other.
-    """
+    """Random mazes of ``n x n`` cells, as trees, by a random walk."""
     width, rows, device = int(n.max()), torch.arange(len(n), device=n.device), n.device
     step = torch.tensor([down * width + right for down, right in WAYS], device=device)
     line = torch.arange(width, device=device)
@@ -243,10 +241,9 @@ def grow(
 def fill_dead_ends(
     passages: Bool[Tensor, "batch 4 row column"], keep: Bool[Tensor, "batch row column"]
 ) -> tuple[Bool[Tensor, "batch row column"], Int[Tensor, " batch"]]:
-    """Fill all dead ends at once, again and again: what is left, and the number of rounds.
+    """Fill all dead ends, round by round; return the remaining cells and the number of rounds.
 
-    A dead end is a cell with at most one passage to a cell that is not filled; cells to ``keep``
-    are never filled.
+    A dead end is a cell with at most one passage to an unfilled cell; cells to ``keep`` stay.
     """
     left = passages.any(1) | keep
     rounds = torch.zeros_like(left[:, 0, 0], dtype=torch.long)
@@ -260,7 +257,7 @@ def fill_dead_ends(
 def farthest(
     passages: Bool[Tensor, "batch 4 row column"], start: Bool[Tensor, "batch row column"]
 ) -> Bool[Tensor, "batch row column"]:
-    """One of the cells that are the most steps away from the start."""
+    """A cell with the most steps from the start."""
     seen = last = start
     while bool(last.any()):
         new = (passages & _next_to(last)).any(1) & ~seen

@@ -1,4 +1,4 @@
-"""Tasks answered at every prefix: running sums, and membership in a regular language."""
+"""Tasks answered at every prefix: running sums and regular languages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loopinterp.tasks.sampling import (
     uniform,
 )
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -88,7 +88,7 @@ class PrefixSum(_Prefixes):
         return f"{question} {spell(answer[1 : len(real) + 1], separator=space)}"
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits (mod m: digits); only the first ``n`` of each row count."""
+        """The batch of bits (mod m: digits); the first ``n`` of each row count."""
         return self._batch(bits, n, self.modulus, "bits")
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
@@ -115,10 +115,6 @@ class Automaton(ShortRepr):
     Args:
         alphabet: The symbols, one character each, at least two.
         transitions: Next state by state and symbol; state 0 is the start.
-        accepting: The accepting states.
-
-    Raises:
-        InputError: a table that is not complete, a state that does not exist, or a symbol twice.
     """
 
     alphabet: str
@@ -136,7 +132,7 @@ class Automaton(ShortRepr):
 
     @cached_property
     def dead(self) -> tuple[int, ...]:
-        """The states from which no accepting state can be reached."""
+        """States from which no accepting state can be reached."""
         live = {*self.accepting}
         for _ in self.transitions:  # a shortest path to an accepting state visits each state once
             live |= {s for s, row in enumerate(self.transitions) if live & {*row}}
@@ -163,17 +159,12 @@ def list_languages() -> list[str]:
 
 
 def get_automaton(language: str) -> Automaton:
-    """The automaton of a registered language.
-
-    Example:
-        >>> get_automaton("tomita1").transitions
-        ((1, 0), (1, 1))
-    """
+    """The automaton of a registered language."""
     return _LANGUAGES[check_choice("language", language, _LANGUAGES)]
 
 
 def register_language(name: str, automaton: Automaton, *, replace: bool = False) -> None:
-    """Make a language known by name to :class:`RegularLanguage`; ``replace`` allows a taken one."""
+    """Register a language for :class:`RegularLanguage`; ``replace`` allows a taken name."""
     if not replace:
         check_new_name("language", name, _LANGUAGES)
     _LANGUAGES[name] = automaton
@@ -183,8 +174,8 @@ def register_language(name: str, automaton: Automaton, *, replace: bool = False)
 class RegularLanguage(_Prefixes):
     """Membership of every prefix of n symbols in a regular language, after a BOS token.
 
-    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0. A complete automaton
-    decides it: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
+    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0, by a complete
+    automaton: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
 
     Languages over {0, 1} (Tomita 1982): ``tomita1`` 1*; ``tomita2`` (10)*; ``tomita3`` no
     odd-length run of 1s directly followed by an odd-length run of 0s; ``tomita4`` no 000;
@@ -192,9 +183,9 @@ class RegularLanguage(_Prefixes):
     multiple of 3; ``tomita7`` 0*1*0*1*. Over brackets: ``dyck_2`` and ``dyck_3``, balanced and
     nested at most 2 or 3 deep. :func:`register_language` adds others.
 
-    Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent at every
-    length: half of the examples never choose a symbol that leads to a dead state; the others draw
-    one of their n steps, and from it on take the first symbol that does.
+    Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent: half of the
+    examples avoid dead states; the others, from a random step on, take the first symbol that leads
+    to one.
 
     Source: Tomita, "Dynamic construction of finite automata from examples using hill-climbing",
     1982; bounded Dyck languages as in arXiv 2010.07515.
@@ -220,7 +211,7 @@ class RegularLanguage(_Prefixes):
 
     @property
     def automaton(self) -> Automaton:
-        """The automaton that decides the language."""
+        """The language's automaton."""
         return get_automaton(self.language)
 
     @property
@@ -238,6 +229,7 @@ class RegularLanguage(_Prefixes):
         question = f"in {self.language}, prefixes of {spell(real, alphabet)} ="
         return question if answer is None else f"{question} {spell(answer[1 : len(real) + 1])}"
 
+    @or_text
     def encode(self, words: Sequence[str]) -> Batch:
         """The batch of strings of one or more symbols of the alphabet."""
         alphabet = self.automaton.alphabet
@@ -251,17 +243,11 @@ class RegularLanguage(_Prefixes):
         return self.from_symbols(symbols, torch.tensor([len(word) for word in words]))
 
     def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given symbols; only the first ``n`` of each row count."""
+        """The batch of symbols; the first ``n`` of each row count."""
         return self._batch(symbols, n, self.d_vocab - 2, "symbols")
 
     def states(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The state of the automaton after each position; BOS and PAD leave it as it is.
-
-        Example:
-            >>> task = RegularLanguage(language="dyck_2")
-            >>> task.states(task.encode(["(())"])).tolist()
-            [[0, 1, 2, 1, 0]]
-        """
+        """The automaton's state after each position; BOS and PAD leave it unchanged."""
         tokens = check_tokens(inputs, self.d_vocab)
         rows = [(*row, state, state) for state, row in enumerate(self.automaton.transitions)]
         next_state = torch.tensor(rows, device=tokens.device)  # [state, token]
@@ -272,7 +258,7 @@ class RegularLanguage(_Prefixes):
         return states
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """1 where the prefix is in the language, else 0; ``IGNORE`` at BOS and PAD."""
+        """1 if the prefix is in the language, else 0; ``IGNORE`` at BOS and PAD."""
         states, tokens = self.states(inputs), inputs_of(inputs)
         accepting = torch.tensor(self.automaton.accepting, device=tokens.device)
         answer = torch.isin(states, accepting).long()  # [batch, pos]

@@ -1,4 +1,4 @@
-"""Rows of tokens: joined, cut and read; integers as rows of digits, the least significant first.
+"""Operations on rows of tokens, and on integers as rows of digits, least significant first.
 
 Tokens and digits are integers [batch, width]; lengths and places are integers [batch].
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]], *, width: int, fill: int) -> Tensor:
-    """The parts (values, how many of each row count) of each row, one right after the other."""
+    """Concatenate the parts (values, counts) of each row."""
     values = torch.cat([part for part, _ in parts], dim=1)
     keep = torch.cat([inside(length, part.shape[1]) for part, length in parts], dim=1)
     return pack(values, keep, width=width, fill=fill)
 
 
 def pack(values: Tensor, keep: Tensor, *, width: int, fill: int) -> Tensor:
-    """The values of each row where ``keep`` is true, without gaps; ``fill`` up to the width."""
+    """The kept values of each row without gaps; ``fill`` up to the width."""
     # Other values go to one more column, which is dropped.
     at = torch.where(keep, keep.cumsum(dim=1) - 1, width)
     out = values.new_full((len(values), width + 1), fill)
@@ -36,7 +36,7 @@ def pack(values: Tensor, keep: Tensor, *, width: int, fill: int) -> Tensor:
 
 
 def put(rows: Tensor, values: Tensor, start: Tensor, length: Tensor) -> Tensor:
-    """The rows with ``length`` of the values written over them from ``start`` on."""
+    """The rows with ``length`` values written over them from ``start`` on."""
     width = rows.shape[1]
     at = start[:, None] + torch.arange(values.shape[1], device=rows.device)  # [batch, longest]
     # Values that do not count, or are beyond the row's end, go to one more column: dropped.
@@ -53,7 +53,7 @@ def cut(rows: Tensor, start: Tensor, length: Tensor) -> Tensor:
 
 
 def places(marks: Tensor, most: int) -> Tensor:
-    """Columns of the first ``most`` marks of each row [batch, most]; 0 where there are fewer."""
+    """Columns of each row's first ``most`` marks [batch, most]; 0 for missing ones."""
     column = torch.arange(marks.shape[1], device=marks.device)
     at = torch.where(marks, marks.cumsum(dim=1) - 1, most).clamp(max=most)
     # Marks beyond the first ``most`` go to one more column, which is dropped.
@@ -62,7 +62,7 @@ def places(marks: Tensor, most: int) -> Tensor:
 
 
 def split(rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of each row [batch, part, longest], padded with zeros; and how long each is.
+    """The parts of each row [batch, part, longest], padded with zeros, and their lengths.
 
     ``ends`` [batch, part] is the column after each part, which belongs to none; 0 for no part.
     """
@@ -77,18 +77,18 @@ def split(rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def same(symbol: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """A part of one symbol, the same in every row."""
+    """A part of one symbol, for every row."""
     return torch.full_like(like, symbol)[:, None], torch.ones_like(like)
 
 
 def operand_digits(operands: Iterable[Any], *n: int, base: int = 2) -> tuple[Tensor, ...]:
-    """The digits of the first operands, of the second, and so on: ``n`` of each."""
+    """The ``n`` digits of the first operands, of the second, and so on."""
     columns = zip(*check_operands(operands, len(n)))
     return tuple(to_digits(column, k, base) for column, k in zip(columns, n))
 
 
 def check_operands(operands: Iterable[Any], n: int) -> list[tuple[Any, ...]]:
-    """The operands as tuples of ``n``; raise unless they are tuples, lists or rows of arrays."""
+    """The operands as tuples of ``n``, checked."""
     try:
         rows = [tuple(example) for example in operands]
     except TypeError:  # not a sequence, or not of sequences
@@ -99,7 +99,7 @@ def check_operands(operands: Iterable[Any], n: int) -> list[tuple[Any, ...]]:
 
 
 def to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
-    """The ``n`` digits of each number; an InputError names one that does not fit, or is none."""
+    """The ``n`` digits of each number, if they fit."""
     most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
     integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
@@ -107,7 +107,7 @@ def to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
 
 
 def carry_over(columns: Tensor, base: int) -> Tensor:
-    """Digits of numbers given as column sums; the carry out of the last column is dropped."""
+    """Digits of numbers given as column sums, without the last carry."""
     carry = torch.zeros_like(columns[:, 0])  # [batch]
     digits = []
     for column in columns.unbind(dim=1):
@@ -118,7 +118,7 @@ def carry_over(columns: Tensor, base: int) -> Tensor:
 
 
 def product_digits(a: Tensor, b: Tensor, base: int) -> Tensor:
-    """Digits of the products, as many as both factors together."""
+    """Digits of products, as many as both factors have."""
     # Long multiplication: [batch, width] sums of columns, carried over at the end.
     columns = b.new_zeros((len(b), a.shape[1] + b.shape[1]))
     for i in range(a.shape[1]):
@@ -127,20 +127,20 @@ def product_digits(a: Tensor, b: Tensor, base: int) -> Tensor:
 
 
 def n_significant(digits: Tensor) -> Tensor:
-    """How many digits each number has without leading zeros; 0 has none."""
+    """Digits of each number without leading zeros; 0 has none."""
     column = torch.arange(1, digits.shape[1] + 1, device=digits.device)
     return ((digits > 0) * column).amax(dim=1)  # place of the last digit that is not 0
 
 
 def lead(digits: Tensor, n_digits: Tensor, first: Tensor) -> Tensor:
-    """Numbers [..., width] of ``n_digits`` with another leading digit, but those of one digit."""
+    """Numbers [..., width] with another leading digit, if they have several."""
     at = (n_digits - 1)[..., None]  # the place of the leading digit
     fresh = torch.where(at > 0, first[..., None], digits.gather(-1, at))
     return digits.scatter(-1, at, fresh)
 
 
 def place_of_equals(equals: int, tokens: Tensor, task: str) -> Tensor:
-    """Where each row has its ``=`` (token ``equals``), of which it must have one."""
+    """Each row's position of its one ``=`` (token ``equals``)."""
     marks = tokens == equals
     need_form((marks.sum(dim=1) == 1).all(), task, f"one '=' (token {equals})")
     return marks.long().argmax(dim=1)
@@ -149,8 +149,10 @@ def place_of_equals(equals: int, tokens: Tensor, task: str) -> Tensor:
 def operands_of(
     prompt: Tensor, n: Tensor, *, operator: int, base: int, task: str, n_operands: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Digits [batch, operand, longest] of the operands in the first ``n`` symbols of each prompt;
-    how many each has [batch, operand]."""
+    """Digits [batch, operand, longest] and lengths [batch, operand] of the operands.
+
+    They are in the first ``n`` symbols of each prompt.
+    """
     marks = (prompt == operator) & inside(n, prompt.shape[1])
     expected = f"{n_operands} operands, operators (token {operator}) between them"
     need_form((marks.sum(dim=1) == n_operands - 1).all(), task, expected)
@@ -163,6 +165,6 @@ def operands_of(
 
 
 def need_form(holds: object, task: str, expected: str, got: str = "a row without") -> None:
-    """Raise unless inputs are such as a task writes."""
+    """Raise unless inputs have the task's form."""
     fix = "Pass inputs as a batch of this task has them."
     need(holds, "inputs", f"{expected} ({task})", got, fix)

@@ -1,10 +1,11 @@
-"""Drawing batches: the base of all tasks, the data of studies, checks of lengths and tokens."""
+"""Drawing batches: the base of tasks, data of studies, checks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,19 +32,18 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
 MOST_TOKENS = 2**27
-"""Positions drawn at once (1 GiB); more is taken for a slip."""
+"""Most positions drawn at once (1 GiB)."""
 
 
 class Sampler(Settings, InWords, ABC):
-    """Base of the tasks here: declared settings, and lengths that are checked.
+    """Base of the tasks here: declared settings and checked lengths.
 
-    A subclass draws examples (``_draw``) and gives their positions (``_n_positions``) and, where
-    T(n) is not n + 1, their loops (``_n_loops``).
+    A subclass defines ``_draw``, ``_n_positions`` and, unless T(n) is n + 1, ``_n_loops``.
 
     Attributes:
         name: The name in :func:`get_task`.
         goal: What a model of the task learns to do, as in "learnt to add binary numbers".
-        about: One line for people, with the task's settings as ``{self.box}``.
+        about: One line, with the task's settings as ``{self.box}``.
         distributions: The first one is the default.
     """
 
@@ -73,21 +73,26 @@ class Sampler(Settings, InWords, ABC):
     def _n_positions(self, n: int) -> int: ...
 
     def config(self) -> dict[str, object]:
-        """The task's settings; ``get_task(task.name, **task.config())`` is the task again."""
+        """The task's settings: ``get_task(task.name, **task.config())`` is the task."""
         return self.to_dict()
 
     def longest(self, n: int) -> int:
-        """The greatest length up to n that can be drawn; the shortest of all if none is."""
+        """The greatest length up to n that can be drawn, else the shortest of all."""
         return n
 
     def describe(self) -> str:
-        """One line for people: what is computed, and in which format."""
+        """One line: what is computed, and in which format."""
         return self.about.format(self=self)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what is computed, and the settings."""
+        return f"<p>{escape(self.describe())}</p>{super()._repr_html_()}"
 
     @abstractmethod
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
-        """Examples of the given lengths [batch], of one of the distributions."""
+        """Examples of the given lengths [batch], of one distribution."""
 
+    @checked
     def sample(
         self,
         n: int | Int[Tensor, " batch"],
@@ -99,7 +104,7 @@ class Sampler(Settings, InWords, ABC):
     ) -> Batch:
         """Draw examples on the generator's device; see :meth:`Task.sample`.
 
-        Without a generator they are those of ``seed``, on the CPU.
+        Without a generator, ``seed`` is used, on the CPU.
         """
         kind = pick_distribution(self, distribution)
         if generator is None:
@@ -117,19 +122,14 @@ def as_batch(
     seed: Seed = 0,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """The batch that a study is given, or one drawn from a task; T(n) is then the task's.
+    """The batch given to a study, or one drawn from a task, with the task's T(n).
 
     Args:
-        data: A batch, which is taken as it is, or a task to draw ``batch_size`` examples from.
-        n: Problem length of the examples drawn from a task; 8 by default.
-        batch_size: Number of examples drawn from a task; ``examples`` by default.
-        examples: The default of a study for ``batch_size``.
-        seed: Seed of the drawn examples.
-        device: Where the drawn examples are put.
-
-    Raises:
-        InputError: neither a batch nor a task, a batch with ``n`` or ``batch_size``, or more than
-            can be drawn at once.
+        data: A batch, returned unchanged, or a task to draw ``batch_size`` examples from.
+        n: Problem length of the drawn examples; 8 by default.
+        batch_size: Number of drawn examples; ``examples`` by default.
+        examples: A study's default for ``batch_size``.
+        seed, device: Those of the drawn examples.
 
     Example:
         >>> from loopinterp.tasks import Addition
@@ -154,7 +154,7 @@ def as_batch(
 
 
 def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: Any) -> list[Batch]:
-    """One batch or several; from each task, one of each length in ``n``. See :func:`as_batch`."""
+    """Several batches by :func:`as_batch`; from each task, one of each length in ``n``."""
     several = data if isinstance(data, (list, tuple)) else [data]
     each: Any = n if isinstance(n, (list, tuple, range)) else [n]
     expected, fix = "batches or tasks, and of tasks lengths n", "Pass at least one of each."
@@ -164,12 +164,9 @@ def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: A
 
 @checked
 def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> Batch:
-    """Prompts of a language model as a batch: the right output of each token is the next one.
+    """Prompts of a language model as a batch: the target of each token is the next one.
 
     The answer is read after ``n_loops`` loops.
-
-    Raises:
-        InputError: the tokens are no integers ``[batch, pos]`` of two positions or more.
 
     Example:
         >>> as_prompts(torch.tensor([[5, 3, 8]]), n_loops=4).targets
@@ -186,7 +183,6 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> 
 
 
 def need_asked(batch: Batch) -> None:
-    """Raise unless each example has a target: an answer to nothing would count as right."""
     missing = (batch.targets == IGNORE).all(dim=1).nonzero().flatten().tolist()
     got = f"none in examples {missing[:8]}" if missing else "no examples"
     fix = "Leave those examples out, or sample the batch from a task."
@@ -194,13 +190,12 @@ def need_asked(batch: Batch) -> None:
 
 
 def need_task(task: object) -> None:
-    """Raise unless an object is a task."""
     if not is_task(task):
         raise _no_task("task", "a task", task)
 
 
 def _no_task(what: str, expected: str, data: object) -> InputError:
-    """The error for data that are no task, with a fix for a name, a class, and anything else."""
+    """The error for data other than a task."""
     got = f"a {describe_tensor(data)}"
     fix = "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
     if isinstance(data, str):
@@ -211,19 +206,18 @@ def _no_task(what: str, expected: str, data: object) -> InputError:
 
 
 def check_length(n: int) -> int:
-    """The problem length ``n``; raise unless it is one."""
     fix = "Pass a problem length, e.g. n=8."
     return check_integer("n", n, least=1, far=MOST_TOKENS, fix=fix)
 
 
 def longest_length(task: Task, n: int) -> int:
-    """The greatest length up to n that a task can draw; the shortest of all if none is."""
+    """:meth:`Sampler.longest`, for any task."""
     longest = getattr(task, "longest", None)  # a user's own task without it can draw all lengths
     return n if longest is None else longest(n)
 
 
 def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
-    """Raise unless so many examples of a length can be drawn at once, and run to T(n)."""
+    """Raise unless this many examples can be drawn at once, and run to T(n)."""
     positions, most_steps = n_examples * task.n_positions(n), 10**11
     steps = positions * max(task.n_loops(n), 1)
     fits = positions <= MOST_TOKENS and steps <= most_steps
@@ -235,7 +229,7 @@ def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
 def lengths(
     n: int | Int[Tensor, " batch"], *, batch_size: int | None, generator: torch.Generator
 ) -> Int[Tensor, " batch"]:
-    """The length of each example, from the arguments of :meth:`Task.sample`."""
+    """Each example's length, from the arguments of :meth:`Task.sample`."""
     fits, fix = isinstance(generator, torch.Generator), "Pass torch.Generator().manual_seed(0)."
     need(fits, "generator", "a torch.Generator", generator, fix)
     device = generator.device
@@ -252,7 +246,7 @@ def lengths(
 
 
 def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
-    """The named distribution of a task, which must have it, or its first one."""
+    """The named distribution, or the task's first one."""
     if distribution is None:
         return task.distributions[0]
     return check_choice(f"distribution of task {task.name}", distribution, task.distributions)
@@ -264,19 +258,19 @@ def inside(n: Int[Tensor, "*batch"], width: int) -> Bool[Tensor, "*batch width"]
 
 
 def uniform(shape: tuple, generator: torch.Generator) -> Tensor:
-    """Numbers drawn uniformly from [0, 1), in float32 whatever the default type is."""
+    """Uniform numbers from [0, 1), always float32."""
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
 
 
 def coins(probability: float | Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Independent coins that are True with the given probability (broadcast to ``shape``)."""
+    """Independent booleans, True with the given probability (broadcast to ``shape``)."""
     return uniform(tuple(shape), generator) < probability
 
 
 def random_bits(
     distribution: str, batch_size: int, width: int, generator: torch.Generator
 ) -> Int[Tensor, "batch width"]:
-    """Fair bits (``"uniform"``), or bits whose bias each row draws (``"biased"``)."""
+    """Fair bits (``"uniform"``), or bits with a random bias per row (``"biased"``)."""
     probability: float | Tensor = 0.5
     if distribution == "biased":
         probability = choice((0.05, 0.5, 0.95), (batch_size, 1), generator)
@@ -284,7 +278,6 @@ def random_bits(
 
 
 def integers(low: int, high: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Integers drawn uniformly from ``low .. high - 1``."""
     return torch.randint(low, high, tuple(shape), generator=generator, device=generator.device)
 
 
@@ -295,7 +288,7 @@ def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Gener
 
 
 def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
-    """The inputs; raise unless they are int64 tokens [batch, pos] in ``0 .. d_vocab - 1``."""
+    """The inputs, if they are int64 tokens [batch, pos] in ``0 .. d_vocab - 1``."""
     tokens = inputs_of(inputs)
     well_typed = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
     fits = well_typed and tokens.ndim == 2 and ((tokens >= 0) & (tokens < d_vocab)).all()
@@ -306,7 +299,7 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
 
 
 def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
-    """Raise unless they are digits [batch, width], the first ``n`` [batch] of which count."""
+    """Raise unless the first ``n`` [batch] of each row are digits."""
     rows, width = check_tokens(digits, base, what).shape
     well_typed = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
     expected = f"int64 of shape [{rows}] with lengths in 1..{width}, the width of {what}"

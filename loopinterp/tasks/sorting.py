@@ -16,7 +16,7 @@ from loopinterp.tasks.rows import lead, need_form, pack, place_of_equals, places
 from loopinterp.tasks.sampling import check_digits, check_tokens, inside, integers
 from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
-from loopinterp.tasks.words import spell, until
+from loopinterp.tasks.words import or_text, spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -33,18 +33,18 @@ _COMMA, _COLON, _EQUALS, _END, _FIRST_LETTER = range(10, 15)
 class AbacusSorting(TokenByToken):
     """The order of n numbers, token by token: ``A:21,B:7,C:03=B,A,C$`` (12, 7, 30).
 
-    The answer is the numbers' letters in rising order; equal numbers keep theirs. Numbers have up
-    to ``n_digits`` digits, the least significant first. Letters follow each other in the alphabet
-    (``A`` after ``z``), from a random one on. The inputs hold the answer, which is the target from
-    the ``=`` on, and then ``$``, which is also the padding.
+    The answer is the numbers' letters in ascending order; equal numbers keep theirs. Numbers have
+    up to ``n_digits`` digits, the least significant first. Letters are consecutive (``A`` after
+    ``z``), from a random one on. The inputs hold the answer, the target from the ``=`` on; ``$``
+    closes it, and pads.
 
-    Tokens: digits 0..9, ``,`` (10), ``:`` (11), ``=`` (12), ``$`` (13), the letters A..Z and
-    a..z (14..65); in and out. The length n is the number of numbers, at most 52. T(n) = n: one
-    number a loop can be chosen.
+    Tokens: digits 0..9, ``,`` (10), ``:`` (11), ``=`` (12), ``$`` (13), the letters A..Z and a..z
+    (14..65); in and out. The length n is the number of numbers, at most 52. T(n) = n: each loop can
+    choose one number.
 
     Distributions: ``"uniform"`` (each number has 1..n_digits digits), ``"close"`` (all have
-    ``n_digits``, and differ in at most one digit from a number that the example draws, so that
-    neither a length nor a single digit shows their order).
+    ``n_digits``, and differ in at most one digit from one drawn number, so that no single digit
+    shows their order).
 
     Source: arXiv 2405.17399 and its code, with 102 letters.
 
@@ -87,7 +87,7 @@ class AbacusSorting(TokenByToken):
         n_digits: Int[Tensor, "batch number"],
         letters: Int[Tensor, "batch number"],
     ) -> Batch:
-        """The batch of given numbers, least significant digit first, with their letters' tokens.
+        """The batch of numbers, least significant digit first, with their letters' tokens.
 
         Of each number the first ``n_digits`` digits count, 0 after an example's last number.
         """
@@ -112,6 +112,7 @@ class AbacusSorting(TokenByToken):
         width = int(keep.sum(dim=1).max())
         return self._batch(pack(values, keep, width=width, fill=_END), n)
 
+    @or_text
     def encode(self, numbers: Sequence[Sequence[int]], letters: str = LETTERS) -> Batch:
         """The batch of given lists of integers, which may be of different lengths.
 
@@ -151,7 +152,7 @@ class AbacusSorting(TokenByToken):
         return equals, answer, 2 * count - 1
 
     def _numbers(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Letters [batch, number], digits [batch, number, width], and how many numbers."""
+        """Letters [batch, number], digits [batch, number, width], counts."""
         prompt = tokens[:, : int(equals.max()) + 1]
         column = torch.arange(prompt.shape[1], device=tokens.device)
         fine = _follows(tokens.device)[prompt[:, :-1], prompt[:, 1:]]
@@ -191,7 +192,7 @@ class AbacusSorting(TokenByToken):
 
 
 def _follows(device: torch.device) -> Tensor:
-    """Whether a token (column) may follow another one (row) in a prompt."""
+    """Whether a token (column) may follow another (row) in a prompt."""
     token = torch.arange(len(SYMBOLS), device=device)
     digit, letter = token < 10, token >= _FIRST_LETTER
     follows = torch.zeros((len(token), len(token)), dtype=torch.bool, device=device)
@@ -203,6 +204,6 @@ def _follows(device: torch.device) -> Tensor:
 
 
 def _check_count(n: int) -> int:
-    """The number of numbers; raise unless there are as many letters."""
+    """The number of numbers, at most that of letters."""
     fix = "Each number needs a letter of its own: sort fewer at once."
     return check_integer("n", n, most=len(LETTERS), fix=fix)

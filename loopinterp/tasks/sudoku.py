@@ -1,4 +1,4 @@
-"""Sudoku with one solution, its blanks answered all at once."""
+"""Sudoku with one solution, all blanks answered at once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
 from loopinterp.tasks.task import IGNORE, Batch, need
+from loopinterp.tasks.words import or_text
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -27,21 +28,19 @@ _CANDIDATES = 4  # puzzles among which ``easy`` and ``hard`` choose one
 
 @settings
 class Sudoku(Sampler):
-    """Fill the n blanks of a sudoku that has one solution: box x box boxes of as many digits.
+    """Fill the n blanks of a sudoku with one solution, of box x box boxes of as many digits.
 
     Tokens: 0 for a blank, and the digits, row by row, without BOS or padding; in and out. Targets
     are the digits at the blanks, ``IGNORE`` at the givens. Models should not be causal. The setting
     ``box`` is 2 (4 x 4 cells) or 3 (9 x 9 cells).
 
-    T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81, whatever n is, as all
-    examples take as many positions. Puzzles that singles solve need no more rounds
-    (:meth:`n_rounds`), as each fills a blank.
+    T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81, for every n. Singles need no
+    more rounds (:meth:`n_rounds`), as each fills a blank.
 
     Distributions: ``"uniform"`` (n blanks of a random puzzle of a pool, with rows, columns, bands,
-    stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such the one in which
-    naked singles leave the fewest or most blanks, and of these take the fewest or most rounds).
-    With ``box=2`` naked singles solve every puzzle. The pool is made once a process: for ``box=3``
-    that takes a second or two.
+    stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such, the one in which
+    naked singles leave the fewest or most blanks, then take the fewest or most rounds). With
+    ``box=2`` naked singles solve every puzzle.
 
     Source: the sudoku of arXiv 2604.15259.
 
@@ -94,6 +93,7 @@ class Sudoku(Sampler):
         rows = (words[k : k + self.side] for k in range(0, len(words), self.side))
         return "/".join("".join(row) for row in rows)
 
+    @or_text
     def encode(self, puzzles: Sequence[str]) -> Batch:
         """The batch of given puzzles, row by row; a dot or 0 for a blank, no other signs count."""
         rows = [[0 if x in ".0" else int(x) for x in p if x in ".0123456789"] for p in puzzles]
@@ -105,7 +105,7 @@ class Sudoku(Sampler):
         return self.from_cells(torch.tensor(rows))
 
     def from_cells(self, cells: Int[Tensor, "batch cell"]) -> Batch:
-        """The batch of given puzzles, 0 for a blank, which each have one solution."""
+        """The batch of puzzles, 0 for a blank, each with one solution."""
         answer = self.targets(cells)
         n = (cells == 0).sum(1)
         row = str(*(n == 0).nonzero().flatten().tolist()[:1])
@@ -125,7 +125,7 @@ class Sudoku(Sampler):
         return solved.masked_fill(cells > 0, IGNORE)
 
     def n_rounds(self, inputs: Batch | Tensor, *, hidden: bool = True) -> Int[Tensor, " batch"]:
-        """Rounds of filling all singles at once that solve each puzzle; -1 where they do not.
+        """Rounds of filling all singles that solve each puzzle; -1 if they do not.
 
         Naked singles are the one digit for a cell, ``hidden`` ones the one cell for a digit.
         """
@@ -133,13 +133,13 @@ class Sudoku(Sampler):
         return rounds.masked_fill((cells == 0).any(1), -1)
 
     def n_guesses(self, inputs: Batch | Tensor) -> Int[Tensor, " batch"]:
-        """Guesses of a backtracking solver with naked singles, until no other solution is left."""
+        """Guesses of a backtracking solver with naked singles, to exclude other solutions."""
         cells = self._cells(inputs)
         guesses = [search(row, self.box)[1] for row in cells.tolist()]
         return torch.tensor(guesses, device=cells.device)
 
     def _cells(self, inputs: Batch | Tensor) -> Tensor:
-        """The cells [batch, cell] of the inputs, if they are whole grids."""
+        """The inputs' cells [batch, cell], if they are whole grids."""
         cells = check_tokens(inputs, self.d_vocab)
         got = str(cells.shape[1])
         need_form(got == str(self.side**2), self.name, f"{self.side**2} cells each", got)
@@ -165,7 +165,7 @@ class Sudoku(Sampler):
         return self._batch(cells[chosen], answer[chosen])
 
     def _puzzles(self, n: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Puzzles with so many blanks, and the digits there."""
+        """Puzzles with ``n`` blanks, and the digits there."""
         puzzles, solutions = torch.tensor(pool(self.box), device=n.device).unbind(1)
         blanks = (puzzles == 0).sum(1)  # the most first
         enough = (blanks >= n[:, None]).sum(1)  # puzzles with as many blanks, [batch]
@@ -181,7 +181,7 @@ class Sudoku(Sampler):
         return solution.masked_fill(blank, 0), solution.masked_fill(~blank, IGNORE)
 
     def _places(self, batch: int, generator: torch.Generator) -> Int[Tensor, "batch cell"]:
-        """Where each cell comes from: rows within bands and bands shuffled, and so the columns."""
+        """The origin of each cell, with rows, bands, columns and stacks shuffled."""
         lines = []
         for _ in range(2):
             band = _shuffled(self.box, batch, generator)[:, :, None] * self.box
@@ -200,7 +200,7 @@ def _shuffled(n: int, batch: int, generator: torch.Generator) -> Int[Tensor, "ba
 
 @cache
 def units(box: int) -> tuple[tuple[int, ...], ...]:
-    """The cells of each row, each column and each box."""
+    """The cells of each row, column and box."""
     side, corners = box**2, range(0, box**2, box)
     rows = [tuple(range(row * side, row * side + side)) for row in range(side)]
     boxes = [
@@ -213,7 +213,7 @@ def units(box: int) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def peers(box: int) -> tuple[tuple[int, ...], ...]:
-    """The other cells of each cell's units, which have other digits."""
+    """The other cells of each cell's units."""
     return tuple(
         tuple(sorted({other for unit in units(box) if cell in unit for other in unit} - {cell}))
         for cell in range(box**4)
@@ -227,15 +227,13 @@ def search(
     most: int = 2,
     shuffle: random.Random | None = None,
 ) -> tuple[list[list[int]], int]:
-    """Solutions of a puzzle (0 for a blank), and the guesses made to find them.
+    """Solutions of a puzzle, and the guesses made to find them.
 
-    Naked singles (cells with one candidate) are filled until none is left; then each candidate of a
-    cell with the fewest is guessed in turn, and so on. With ``most=2`` the guesses include those
-    that exclude a second solution.
+    Naked singles (cells with one candidate) are filled first; then each candidate of a cell with
+    the fewest is guessed. With ``most=2`` the guesses include those that exclude a second solution.
 
     Args:
         puzzle: Digits from 1 on, 0 for a blank, row by row.
-        box: Rows and columns of a box.
         most: Solutions after which it stops.
         shuffle: Guesses candidates in random order.
     """
@@ -269,7 +267,7 @@ def search(
 
 
 def _spread(masks: list[int], cells: list[int], box: int) -> bool:
-    """Take the digits of filled cells from their peers' candidates, and so on; False: none left."""
+    """Remove the digits of filled cells from their peers' candidates; False: none left."""
     while cells:
         cell = cells.pop()
         digit = masks[cell]
@@ -285,10 +283,9 @@ def _spread(masks: list[int], cells: list[int], box: int) -> bool:
 
 @cache
 def pool(box: int) -> list[tuple[list[int], list[int]]]:
-    """Puzzles of one solution that have two without any one of their givens; and the solutions.
+    """Puzzles of one solution that are minimal in their givens, with it; most blanks first.
 
-    Sorted by blanks, the most first. Every puzzle of one solution is one of this kind with some
-    blanks filled.
+    Every puzzle of one solution is one of them with some blanks filled.
     """
     source, puzzles = random.Random(0), []
     for _ in range({2: 128, 3: 48}[box]):
@@ -304,7 +301,7 @@ def pool(box: int) -> list[tuple[list[int], list[int]]]:
 
 
 def _is_single(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
-    """Whether a glance shows that a digit is the one for a cell, or the cell the one for it."""
+    """Whether a digit is a naked or hidden single in a cell."""
     others = peers(box)  # peers with other digits leave no other candidate
     if len({puzzle[other] for other in others[cell]} - {0}) == box**2 - 1:
         return True
@@ -316,7 +313,6 @@ def _is_single(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
 
 
 def _has_another(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
-    """Whether there is a solution with another digit in that cell."""
     taken = {digit, *(puzzle[other] for other in peers(box)[cell])}
     free = [other for other in range(1, box**2 + 1) if other not in taken]
     return any(
@@ -334,7 +330,7 @@ def _units(box: int, device: torch.device) -> Float[Tensor, "cell unit"]:
 
 
 def _written(cells: Int[Tensor, "batch cell"], box: int) -> Float[Tensor, "batch digit cell"]:
-    """1 where a digit stands."""
+    """1 at each cell's digit."""
     # The class of blanks is dropped
     return F.one_hot(cells, box**2 + 1)[..., 1:].transpose(1, 2).float()
 
@@ -347,10 +343,10 @@ def is_solved(cells: Int[Tensor, "batch cell"], box: int) -> Bool[Tensor, " batc
 def fill_singles(
     cells: Int[Tensor, "batch cell"], box: int, *, hidden: bool = True
 ) -> tuple[Int[Tensor, "batch cell"], Int[Tensor, " batch"]]:
-    """Fill all singles at once, again and again; how many rounds that took until none was left.
+    """Fill all singles, round by round, and count the rounds until none is left.
 
-    A naked single is a cell with one candidate, a hidden single (which counts with ``hidden``) the
-    one cell of a unit that has a candidate.
+    A naked single is a cell with one candidate; a hidden single (if ``hidden``) is the one cell of
+    a unit with a candidate.
     """
     cells, rounds = cells.clone(), torch.zeros_like(cells[:, 0])
     within = _units(box, cells.device)

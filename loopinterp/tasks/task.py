@@ -1,9 +1,9 @@
-"""The protocol of a task (sampler, exact oracle, T(n)), and the batches that it draws."""
+"""The protocol of a task (sampler, exact oracle, T(n)), and its batches."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import MOST_LOOPS, InputError
 from loopinterp.core.text import ShortRepr
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORE = -100
-"""Target value at positions that carry no loss and no score (PyTorch's ``ignore_index``)."""
+"""Target at positions without loss and score (PyTorch's ``ignore_index``)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,11 +32,7 @@ class Batch(ShortRepr):
         targets: The right output at each position; ``IGNORE`` where there is none.
         n: Problem length of each example (bits, not positions).
         n_loops: T(n) of each example: the loop after which the answer is read.
-        task: The task, where it is known: a model of other tokens refuses the batch.
-
-    Raises:
-        InputError: parts of other shapes, types, devices or ranges (values on a GPU are checked by
-            the studies, so that no training step waits).
+        task: The task, if known; models of other tokens refuse the batch.
     """
 
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]
@@ -72,6 +69,8 @@ class Batch(ShortRepr):
         return [*shown, ("inputs", self.inputs)]
 
     def to(self, device: torch.device | str) -> Batch:
+        """The same examples on another device; one that is not there is an ``InputError``."""
+        device = resolve_device(device)
         return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def __getitem__(self, index: Tensor | slice) -> Batch:
@@ -82,13 +81,12 @@ class Batch(ShortRepr):
 
 
 def inputs_of(inputs: Batch | Tensor) -> Tensor:
-    """The inputs of a batch; anything else as it is."""
     return inputs.inputs if isinstance(inputs, Batch) else inputs
 
 
 @runtime_checkable
 class Task(Protocol):
-    """The protocol every task meets; one of ``d_vocab`` (tokens) and ``d_features`` is set."""
+    """The protocol of every task; either ``d_vocab`` (tokens) or ``d_features`` is set."""
 
     @property
     def name(self) -> str: ...
@@ -104,7 +102,7 @@ class Task(Protocol):
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Names of the input distributions the sampler knows; the first is the default."""
+        """Names of the input distributions; the first is the default."""
         ...
 
     def n_loops(self, n: int) -> int:
@@ -112,7 +110,7 @@ class Task(Protocol):
         ...
 
     def n_positions(self, n: int) -> int:
-        """Sequence positions that an example of length ``n`` takes (BOS and ``=`` included)."""
+        """Sequence positions of an example of length ``n`` (BOS and ``=`` included)."""
         ...
 
     def sample(
@@ -123,11 +121,16 @@ class Task(Protocol):
         generator: torch.Generator,
         distribution: str | None = None,
     ) -> Batch:
-        """Draw examples: all of length ``n`` (``batch_size`` is needed), or one length each."""
+        """Draw examples: ``batch_size`` of length ``n``, or one of each length."""
         ...
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs, ``IGNORE`` where there is none."""
+        """The exact answer, ``IGNORE`` where there is none."""
+        ...
+
+    @property
+    def encode(self) -> Callable[..., Batch]:
+        """From one example as text (or given examples) to their batch; of ``InWords`` too."""
         ...
 
     def decode(
@@ -143,7 +146,7 @@ class Task(Protocol):
         ...
 
     def describe(self) -> str:
-        """One line for people: what is computed, and in which format."""
+        """One line: what is computed, and in which format."""
         ...
 
     def config(self) -> Mapping[str, object]:
@@ -152,19 +155,19 @@ class Task(Protocol):
 
 
 def is_task(data: object) -> TypeGuard[Task]:
-    """Whether an object has a sampler, an oracle and T(n); words are optional."""
+    """Whether an object has a sampler, an oracle and T(n)."""
     parts = ("sample", "targets", "n_loops", "n_positions")
     return not isinstance(data, type) and all(callable(getattr(data, p, None)) for p in parts)
 
 
 def task_files(task: Task) -> dict[str, Path]:
-    """The files that a task draws from: absolute paths by the settings in its ``data_files``."""
+    """Absolute paths of the files that a task reads, by setting."""
     paths = {name: getattr(task, name) for name in getattr(task, "data_files", ())}
     return {name: Path(path).absolute() for name, path in paths.items() if path is not None}
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file, read again where its time or size has changed."""
+    """SHA-256 of a file, cached by its time and size."""
     try:
         stat = path.stat()
         return _digest(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
@@ -184,7 +187,7 @@ def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
 
 
 def check_values(batch: Batch) -> None:
-    """Raise unless tokens, targets, lengths and loops are in their ranges, and features finite."""
+    """Raise on values out of range, or features that are not finite."""
     d_vocab, d_vocab_out = (getattr(batch.task, name, None) for name in ("d_vocab", "d_vocab_out"))
     ranges = {  # values, the least of them, and the first number beyond them
         "inputs": (batch.inputs, 0, d_vocab),
@@ -215,14 +218,14 @@ def _need(holds: object, name: str, expected: str, part: object) -> None:
 
 
 def need(holds: object, what: str, expected: str, given: object, fix: str) -> None:
-    """Raise an InputError unless something holds; anything but text is described by its type."""
+    """Raise an InputError unless something holds."""
     if not holds:
         got = given if isinstance(given, str) else describe_tensor(given)
         raise InputError(what, expected=expected, given=got, fix=fix)
 
 
 def describe_tensor(values: object) -> str:
-    """Dtype, shape, range, and device where it is no CPU, of a tensor; else the type."""
+    """Dtype, shape, range and device of a tensor; else the type."""
     if not isinstance(values, torch.Tensor):
         return type(values).__name__
     ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""

@@ -49,11 +49,7 @@ def list_tasks() -> list[str]:
 
 
 def get_task(name: str, **settings: object) -> Task:
-    """The task of that name (see :func:`list_tasks`), with those settings of its own.
-
-    Raises:
-        InputError: the name is unknown.
-        ConfigError: the task has no such setting, or refuses its value.
+    """The task of a name (see :func:`list_tasks`), with some settings.
 
     Example:
         >>> get_task("addition", format="features").d_features
@@ -73,13 +69,10 @@ def get_task(name: str, **settings: object) -> Task:
 
 
 def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
-    """Make a task known by name, to :func:`get_task` and to the command line.
+    """Register a task for :func:`get_task` and the command line.
 
-    Args:
-        factory: The task's class, or a function that makes the task from its settings.
-
-    Raises:
-        InputError: a taken name, unless ``replace``; or a ``factory`` that cannot be called.
+    ``factory`` is the task's class, or a function that makes the task from its settings. A taken
+    name needs ``replace``.
     """
     expected, fix = "a class or function that makes the task", "Pass the class itself."
     need(callable(factory), "factory", expected, type(factory).__name__, fix)

@@ -1,7 +1,4 @@
-"""Tasks with next-token prediction, and the full-output tasks in that form.
-
-The last sign of the prompt and each token of the answer ask for the next token.
-"""
+"""Tasks with next-token prediction, and full-output tasks in that form."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, Un
 from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, put
 from loopinterp.tasks.sampling import Sampler, check_tokens, inside
 from loopinterp.tasks.task import IGNORE, Batch, need
-from loopinterp.tasks.words import until
+from loopinterp.tasks.words import or_text, until
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -30,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class TokenByToken(Sampler):
-    """Base of these tasks; outputs are tokens too, so that an answer can be fed back as input.
+    """Base of tasks whose answers are tokens, which can be fed back as input.
 
-    A subclass says where an answer begins and what it is (``_answer``); from that follow the
-    targets, the batches, the prompts for a decoder, and whether its answer is right.
+    The last sign of the prompt and each token of the answer have the next token as target. A
+    subclass defines ``_answer``.
 
     Attributes:
         symbols: A word for each token.
@@ -55,7 +52,7 @@ class TokenByToken(Sampler):
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where the first token of each answer is predicted, the answers, and their lengths.
 
-        It follows from the prompts [batch, pos] alone. The answers [batch, longest] lack ``end``.
+        It depends on the prompts [batch, pos] alone. The answers [batch, longest] lack ``end``.
         """
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
@@ -71,21 +68,13 @@ class TokenByToken(Sampler):
         return put(ignored, self._with_end(answer, length), start, length + 1)
 
     def _with_end(self, answer: Tensor, length: Tensor) -> Tensor:
-        """Answers with ``end`` after their last token."""
         width = int(length.max()) + 1
         return pad(answer, (0, 1))[:, :width].masked_fill(~inside(length, width), self.end)
 
     def prompt_of(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """The prompts for a decoder, padded with ``end`` on the right; their lengths.
-
-        Example:
-            >>> from loopinterp.tasks import AbacusAddition
-            >>> AbacusAddition().prompt_of(AbacusAddition().encode([(95, 8), (1, 2)]))
-            (tensor([[ 5,  9, 11,  8, 13],
-                    [ 1, 11,  2, 13, 14]]), tensor([5, 4]))
-        """
+        """The prompts, padded with ``end`` on the right, and their lengths."""
         tokens = check_tokens(inputs, self.d_vocab)
         length = self._answer(tokens)[0] + 1
         width = int(length.max())
@@ -94,22 +83,16 @@ class TokenByToken(Sampler):
     def answers(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """The right continuation of each prompt: the answer with its ``end``; its length."""
+        """The right continuation of each prompt, with its ``end``, and its length."""
         _, answer, length = self._answer(check_tokens(inputs, self.d_vocab))
         return self._with_end(answer, length), length + 1
 
     def is_right(
         self, inputs: Batch | Tensor, generated: Int[Tensor, "batch step"]
     ) -> Bool[Tensor, " batch"]:
-        """Whether generated tokens are the answer, up to the first ``end`` among them.
+        """Whether generated tokens are the answer, up to their first ``end``.
 
         An answer that never ends is wrong.
-
-        Example:
-            >>> from loopinterp.tasks import AbacusAddition
-            >>> task, prompts = AbacusAddition(), torch.tensor([[9, 11, 8, 13]]).expand(3, -1)
-            >>> task.is_right(prompts, torch.tensor([[7, 1, 14], [7, 1, 1], [7, 14, 14]])).tolist()
-            [True, False, False]
         """
         answer, length = self.answers(inputs)
         # [batch, step]: cut, or filled up with what is no token
@@ -118,7 +101,7 @@ class TokenByToken(Sampler):
         return ((tokens == answer) | ~inside(length, answer.shape[1])).all(dim=1)
 
     def _batch(self, prompt: Tensor, n: Tensor, n_loops: Tensor | None = None) -> Batch:
-        """The batch of prompts padded on the right, with their answers; T(n) by default."""
+        """Padded prompts with their answers; T(n) by default."""
         width = self.n_positions(int(n.max()))
         start, answer, length = self._answer(prompt)
         longest = int((start + length).max()) + 1
@@ -138,14 +121,12 @@ class TokenByToken(Sampler):
 class NextToken(TokenByToken):
     """A full-output task answered token by token: ``BOS prompt = PAUSE … answer EOS``.
 
-    The last of the ``n_pause`` pauses (the ``=`` if there are none) has the first token of the
-    answer as target, each token of the answer the next one, and the last one EOS, which is in the
-    inputs too. Tokens are the wrapped task's, in and out, and PAUSE after them if there are pauses;
-    padding is EOS. All else is the wrapped task's.
+    The last of the ``n_pause`` pauses (else the ``=``) has the first token of the answer as target,
+    each token of the answer the next one, and the last one EOS, also the padding. Tokens are the
+    wrapped task's, in and out, then PAUSE.
 
     Args:
-        of: Name of the wrapped task: any subclass of :class:`FullOutput` that has been defined.
-        of_settings: Its settings.
+        of: Name of the wrapped task: any defined subclass of :class:`FullOutput`.
         n_pause: Pause tokens between the ``=`` and the answer.
 
     Source: the baselines of arXiv 2409.15647.
@@ -220,12 +201,13 @@ class NextToken(TokenByToken):
         prompt = join(parts, width=tokens.shape[1] + self.n_pause, fill=self.end)
         return self._batch(prompt, batch.n, batch.n_loops)
 
+    @or_text
     def encode(self, *operands: Any, **options: Any) -> Batch:
         """The batch of the wrapped task's own ``encode``, in this form."""
         return self._rewritten("encode", *operands, **options)
 
     def sample_operands(self, *lengths: int, batch_size: int, generator: torch.Generator) -> Batch:
-        """Operands of given lengths, as the wrapped task draws them, in this form."""
+        """The wrapped task's ``sample_operands``, in this form."""
         options: dict[str, Any] = {"batch_size": batch_size, "generator": generator}
         return self._rewritten("sample_operands", *lengths, **options)
 
@@ -250,7 +232,7 @@ class NextToken(TokenByToken):
 
 
 def _wrappable() -> dict[str, Callable[..., FullOutput]]:
-    """The classes of the tasks that can be wrapped: the library's, and a user's of their base."""
+    """The tasks that can be wrapped, the user's included."""
     classes: list[type[FullOutput]] = [FullOutput]
     for cls in classes:
         classes += cls.__subclasses__()

@@ -1,29 +1,71 @@
-"""Examples of a task in words, as people write them: ``1011 + 0110 = 10001``."""
+"""Examples of a task in words: ``1011 + 0110 = 10001``."""
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from jaxtyping import Int
     from torch import Tensor
 
+P = ParamSpec("P")
+
+
+def or_text(encode: Callable[Concatenate[Any, P], Batch]) -> Callable[..., Batch]:
+    """A method ``encode``, checked, that also takes one example as text (:func:`.typed_example`).
+
+    Example:
+        >>> from loopinterp.tasks import Addition
+        >>> task = Addition()
+        >>> task.decode(task.encode("13 + 9"))
+        ['01101 + 01001 = 10110 mod 2^5']
+    """
+    of_values = checked(encode)
+
+    @wraps(encode)
+    def call(self: Any, *examples: Any, **options: Any) -> Batch:
+        text = examples[0] if examples else None
+        if not isinstance(text, str):
+            return of_values(self, *examples, **options)
+        if more := [*examples[1:], *options]:
+            raise InputError(
+                "encode",
+                expected="the text alone, which says its length",
+                given=f"{text!r}, and {more}",
+                fix="Leave the rest out, or pass a list of examples.",
+            )
+        return InWords.encode(self, text)
+
+    return call
+
 
 class InWords:
-    """Base of tasks that write their examples in words; a subclass writes one in :meth:`say`."""
+    """Base of tasks that write examples in words; a subclass defines :meth:`say`."""
 
     @abstractmethod
     def targets(self, inputs: Any) -> Int[Tensor, "batch pos"]: ...
 
     @abstractmethod
     def n_positions(self, n: int) -> int: ...
+
+    @checked
+    def encode(self, text: str) -> Batch:
+        """The batch of one example as text, as :func:`~loopinterp.tasks.typed_example` reads it."""
+        # By name, as it imports every task.
+        typed_examples = importlib.import_module("loopinterp.tasks.typed_examples")
+        return typed_examples.typed_example(self, text)
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         """One example in words: its inputs [pos], and an answer at each position, if any."""
@@ -35,11 +77,7 @@ class InWords:
     ) -> list[str]:
         """Examples in words, numbers with the most significant digit first.
 
-        A batch is shown with its right answers, or with others (``logits.argmax(-1)``); inputs
-        alone without.
-
-        Raises:
-            InputError: inputs that are not of this task, or answers of another shape.
+        A batch is shown with its right answers, or with others (``logits.argmax(-1)``).
 
         Example:
             >>> from loopinterp.tasks import TokenAddition
@@ -65,11 +103,11 @@ class InWords:
         ]
 
     def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to the inputs of :meth:`decode`, which it refuses if of another task."""
+        """The exact answer to inputs of :meth:`decode`."""
         return self.targets(inputs_of(inputs))
 
     def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
-        """An example of length n without the padding on its right."""
+        """An example of length n without padding."""
         return row if n is None else row[: self.n_positions(n)]
 
     @checked
@@ -80,7 +118,7 @@ class InWords:
         *,
         most: PositiveInt = 8,
     ) -> None:
-        """Print ``most`` examples with their right answers, and where other answers are wrong.
+        """Print ``most`` examples with their right answers, and wrong ones of ``answers``.
 
         Example:
             >>> from loopinterp.tasks import TokenAddition
@@ -111,7 +149,7 @@ def spell(
     separator: str = "",
     turned: bool = False,
 ) -> str:
-    """Values as one word each, ``?`` where there is none; ``turned`` puts the last one first."""
+    """Values as words, ``?`` where there is none, in reverse if ``turned``."""
     numbers = [int(value) for value in (reversed(values) if turned else values)]
     if words is None:
         return separator.join(str(x) if x >= 0 else "?" for x in numbers)
@@ -119,5 +157,5 @@ def spell(
 
 
 def until(values: Sequence[int], end: int) -> Sequence[int]:
-    """The values before the first ``end``; all of them where there is none."""
+    """The values before the first ``end``, if any."""
     return values[: values.index(end)] if end in values else values

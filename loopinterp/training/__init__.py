@@ -1,4 +1,4 @@
-"""Training: objectives, curriculum, averaged weights, runs that survive a kill, evaluation."""
+"""Training: objectives, curriculum, averaged weights, resumable runs, evaluation."""
 
 import lazy_loader
 

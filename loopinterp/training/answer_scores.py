@@ -1,4 +1,4 @@
-"""How right answers are, after any number of loops; and a stopping rule that is learned from it."""
+"""Scores of answers after any number of loops; a stopping rule learned from them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 _TOLERANCE = 0.01
-"""Exact match that may be given up for slack, or for the steeper of two lines."""
+"""Exact match to give up for slack, or for the steeper of two lines."""
 
 
 class Scores(NamedTuple):
-    """The scores of each example, after each of some numbers of loops.
+    """The scores of each example.
 
     Attributes:
         exact: Whether every position with a target is right.
@@ -50,14 +50,13 @@ class Scores(NamedTuple):
 
 
 class Lowest(NamedTuple):
-    """The lowest share over the distributions of a task, and all distributions that have it."""
+    """The lowest share over distributions, and those that have it."""
 
     share: float
     distributions: tuple[str, ...]
 
 
 def lowest_of(shares: Mapping[str, float]) -> Lowest:
-    """The lowest of the shares by distribution."""
     least = min(shares.values())
     return Lowest(least, tuple(name for name, share in shares.items() if share == least))
 
@@ -65,10 +64,7 @@ def lowest_of(shares: Mapping[str, float]) -> Lowest:
 def scores_at(
     model: LoopedModel | Any, batch: Batch, loops: Collection[int], *, may_diverge: bool = False
 ) -> dict[int, Scores]:
-    """The scores of a batch after each of some numbers of loops.
-
-    Run 32 examples at a time, whose activations stay in a CPU's cache.
-    """
+    """The scores of a batch after some numbers of loops."""
     parts: dict[int, list[Scores]] = {loop: [] for loop in sorted(loops)}
     inputs, targets = (x.split(32) for x in (batch.inputs, batch.targets))
     for some, right in zip(inputs, targets):  # [example, pos] of some examples
@@ -82,7 +78,6 @@ def scores_at(
 def score(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Scores:
-    """The scores of one readout."""
     has_target = targets != IGNORE
     exact, share = _right_by_example(logits.argmax(-1), targets)
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -95,7 +90,6 @@ def score(
 
 
 def _right_by_example(answer: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each example is wholly right, and the share of its positions that are."""
     has_target = targets != IGNORE
     right = (answer == targets) & has_target  # [batch, pos]
     return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()
@@ -104,8 +98,8 @@ def _right_by_example(answer: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
     """Perplexity of the right answer with its 95% interval: (value, low, high).
 
-    ``exp(mean of the examples' cross-entropies)``, between ``exp(mean -+ 1.96 s / sqrt(n))``, with
-    s their standard deviation over n examples.
+    ``exp(mean -+ 1.96 s / sqrt(n))`` of the cross-entropies of n examples, with standard deviation
+    s.
     """
     mean, n = cross_entropy.double().mean(), len(cross_entropy)
     error = cross_entropy.double().std() / n**0.5 if n > 1 else mean.new_tensor(torch.inf)
@@ -118,8 +112,8 @@ def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
 def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     """Exact match and share of right positions of the best answers that ignore the input.
 
-    For the share: the likeliest class at the first position with a target, at the second, and so
-    on. For exact match: the most frequent whole answer, if that is right more often.
+    For the share, the most frequent class at each position with a target; for exact match, the most
+    frequent whole answer, if that is right more often.
 
     Example:
         >>> constant_scores(torch.tensor([[IGNORE, 0, 2], [1, 2, IGNORE]]))
@@ -144,12 +138,7 @@ def askable_distributions(
     n_samples: int,
     distributions: Sequence[str] | None = None,
 ) -> list[str]:
-    """The distributions that a model is evaluated on (all if None).
-
-    Raises:
-        InputError: If the model is of another task or sees the answers, a distribution is unknown,
-            or the examples are too many.
-    """
+    """The distributions that a model is evaluated on; raise if it sees the answers."""
     need_model(model)
     need_task(task)
     need_model_of(task, model)
@@ -165,7 +154,7 @@ def askable_distributions(
 
 @torch.no_grad()
 def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
-    """Whether the logits of the first answer token change with the answers in the input."""
+    """Whether the first answer token's logits depend on the answers in the input."""
     generator = torch.Generator().manual_seed(0)
     batch = task.sample(n, batch_size=8, generator=generator).to(device_of(model))
     batch = fit_to_model(model, batch)
@@ -197,23 +186,19 @@ def calibrate_stopping(
     n_samples: PositiveInt = 100,
     seed: Seed = 0,
 ) -> LengthLine:
-    """Learn on lengths of training after how many loops to stop, as a line to be extrapolated.
+    """Learn from training lengths after how many loops to stop, as a line to extrapolate.
 
-    Takes the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on each
-    distribution and on the worst of them at each length. Of those that do best on the worst, the
-    steepest is returned: a few loops do for random inputs of any length, but not for long chains.
+    Finds the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on each
+    distribution and on the worst of them at each length. Of those best on the worst, it returns the
+    steepest.
 
-    It sees right answers of training lengths, but neither the task's T(n) nor other lengths.
+    It uses right answers of training lengths, but neither T(n) nor other lengths.
 
     Args:
-        lengths: At least two problem lengths, of those that the model was trained on.
+        lengths: At least two problem lengths seen in training.
         distributions: Input distributions; all of the task if None.
-        max_loops: Loops that are tried; twice the positions of the longest input if None.
-        n_samples: Examples for each length and distribution, neither of training nor evaluation.
-
-    Raises:
-        InputError: If lengths are fewer than two or out of range, or the model is of another task
-            or sees the answers.
+        max_loops: Loops to try; twice the positions of the longest input if None.
+        n_samples: Examples for each length and distribution, unused in training and evaluation.
     """
     cells = sorted(set(lengths))
     fix = "Pass e.g. range(1, run.cutoff + 1)."
@@ -240,10 +225,9 @@ def calibrate_stopping(
 
 
 def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
-    """The line of loops against positions with the best exact match ``[length, loop]``.
+    """The line of loops against increasing positions with the best exact match ``[length, loop]``.
 
-    Lines that do as well with up to two loops more or fewer come first; of equals the one with the
-    fewest loops. Positions of the lengths increase.
+    Lines that do as well with up to two loops more or fewer come first; then those of fewest loops.
     """
     from scipy.ndimage import minimum_filter1d
 

@@ -1,4 +1,4 @@
-"""Configurations of runs: frozen, validated, and to and from JSON."""
+"""Configurations of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Conflict(NamedTuple):
-    """A setting that does not go with others; ``given`` is its value if None."""
+    """A setting in conflict with others; ``given`` is its value if None."""
 
     name: str
     expected: str
@@ -33,7 +33,7 @@ class Conflict(NamedTuple):
 
 
 class WithConflicts(Settings):
-    """Settings that may conflict with each other; the first conflict is raised."""
+    """Settings that may conflict; the first conflict is raised."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,15 +47,12 @@ class WithConflicts(Settings):
 
 @settings
 class _ModelAndTask(WithConflicts):
-    """The architecture of a model and its task: the base of the configurations of all runs.
+    """A model's architecture and task.
 
     Attributes:
         task: Name of a registered task, with its ``task_settings``.
-        distribution: Input distribution that examples are drawn from; the task's first if None.
-        data_sha256: SHA-256 of each file that the task draws from when the run begins, by setting.
-
-    Raises:
-        ConfigError: If a value is unknown or out of range, or the model does not fit the task.
+        distribution: Input distribution of examples; the task's first if None.
+        data_sha256: By setting, SHA-256 of each file that the task reads.
     """
 
     task: str
@@ -79,13 +76,12 @@ class _ModelAndTask(WithConflicts):
             need_causal(self.model, error=ConfigError)
 
     def make_task(self) -> Task:
-        """The task of the model."""
         from loopinterp.tasks import get_task
 
         return get_task(self.task, **self.task_settings)
 
     def with_data(self) -> Self:
-        """The same with absolute paths of the task's files, and the SHA-256 of each."""
+        """The same with absolute paths of the task's files, and their SHA-256."""
         files = task_files(self.make_task())
         paths = {name: str(path) for name, path in files.items()}
         return self.replace(
@@ -95,7 +91,7 @@ class _ModelAndTask(WithConflicts):
 
     @property
     def has_same_data(self) -> bool:
-        """Whether the task's files are there, as the run began with them."""
+        """Whether the task's files are those that the run began with."""
         try:
             self.need_same_data()
         except InputError:
@@ -103,7 +99,7 @@ class _ModelAndTask(WithConflicts):
         return True
 
     def need_same_data(self) -> None:
-        """Raise an InputError unless the task's files are as the run began with them."""
+        """Raise unless the task's files are those that the run began with."""
         files = task_files(self.make_task())
         for name, digest in self.data_sha256.items():
             same = name in files and digest_file(files[name]) == digest
@@ -115,14 +111,14 @@ class _ModelAndTask(WithConflicts):
 
 @settings
 class GivenModelConfig(_ModelAndTask):
-    """A model that was put into a run's folder, and not trained there.
+    """The configuration of a model that was put into a run's folder, untrained there.
 
     Attributes:
         max_n: Greatest problem length that it was made for.
         origin: Where it comes from; continues "The model was".
-        depth: Loops that it makes whatever the length, as an ordinary transformer; T(n) if None.
-        loop_scale: Without a depth: it answers after ``ceil(loop_scale T(n)) + extra_loops``.
-        extra_loops: Loops more than that, or fewer where negative.
+        depth: Its number of loops at any length (1 for an ordinary transformer); T(n) if None.
+        loop_scale: Without a depth, it answers after ``ceil(loop_scale T(n)) + extra_loops``.
+        extra_loops: See ``loop_scale``; may be negative.
         weights_sha256: Digest of its weights; None in runs of earlier versions.
     """
 
@@ -143,20 +139,19 @@ class ObjectiveConfig(WithConflicts):
     """Which loops the loss is taken at.
 
     Attributes:
-        kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
-            ``progressive`` (a mix of the last loop and a random one), ``every`` (all loops) or
-            ``drawn`` (a random number of loops each step, for tasks with unknown T(n)).
+        kind: ``last`` (the last loop), ``step_dependent`` (each example at its T(n)),
+            ``progressive`` (the last loop and a random one), ``every`` (all loops) or ``drawn`` (a
+            random number each step, for unknown T(n)).
         n_loops: Loops to run, or the most that ``drawn`` draws; None: the batch's largest T(n).
         least_loops: The fewest loops that ``drawn`` draws.
-        loop_scale: Factor of T(n), rounded up; T = 2n + 3 of a task with T(n) = n is
-            ``loop_scale=2, extra_loops=3``.
-        extra_loops: Loops added to that; at least one is left. The run's model makes as many.
-        hold_loops: ``step_dependent``: a share of the examples is read a second time, up to this
-            many loops after T(n), so that the answer has to be kept.
+        loop_scale: Factor of T(n), rounded up: ``loop_scale=2, extra_loops=3`` gives 2 T(n) + 3.
+        extra_loops: Loops added to that, in training and in the run's model; at least one is left.
+        hold_loops: ``step_dependent``: a share of the examples is read again, up to this many loops
+            after T(n), so that the answer has to be kept.
         hold_share: That share.
-        due_share: ``step_dependent``: a share of the examples is read a second time, after a
-            number of loops drawn from 1..T(n), for the answers that are due by then: with k answers
-            after it, an answer is due k loops before T(n).
+        due_share: ``step_dependent``: share of the examples read again after a random number of
+            loops in 1..T(n), for the answers due by then: an answer with k others after it is due k
+            loops before T(n).
         alpha: ``progressive``: weight of the random loop.
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """
@@ -194,7 +189,7 @@ class CurriculumConfig(WithConflicts):
 
     Attributes:
         kind: ``accuracy`` (M grows when the running accuracy passes ``threshold``), ``interval``
-            (every ``interval`` steps) or ``none`` (M is ``max_n`` throughout).
+            (every ``interval`` steps; arXiv 2409.15647) or ``none`` (M is ``max_n`` throughout).
         max_n: Greatest length ever drawn: the training cutoff.
         start_n: M at the first step.
         min_steps: Least number of steps at each M (``accuracy``).
@@ -227,12 +222,12 @@ class CodeConfig(WithConflicts):
     """How the signs of a state code are hardened (:mod:`loopinterp.models.layers`).
 
     The share of hard signs is ``hard`` at first, grows linearly from the share ``harden_from`` of
-    the steps on, and is 1 from ``harden_to`` on. As it grows, the gain goes from ``gain`` to 3 and
-    the noise from ``noise`` to 0.
+    the steps on, and is 1 from ``harden_to`` on. Meanwhile the gain goes from ``gain`` to 3 and the
+    noise from ``noise`` to 0.
 
     Attributes:
-        gain: Steepness of soft signs at first.
-        noise: Standard deviation of the noise on soft signs at first.
+        gain: Initial steepness of soft signs.
+        noise: Initial standard deviation of the noise on soft signs.
         random_everywhere: Share of examples with random initial bits at every position, so that an
             answer cannot rely on the initial state.
         random_somewhere: Share of examples with random initial bits at a tenth of the positions.
@@ -255,7 +250,7 @@ class CodeConfig(WithConflicts):
             yield Conflict("random_somewhere", expected, "Lower one of the two.")
 
     def hardness(self, progress: float) -> float:
-        """How far the signs are hardened after a share of the steps: from 0 to 1."""
+        """Share of hard signs after a share of the steps."""
         span = self.harden_to - self.harden_from
         if progress >= self.harden_to:
             return 1.0
@@ -267,11 +262,9 @@ class OptimiserConfig(Settings):
     """AdamW and its schedule.
 
     Attributes:
-        lr: Peak learning rate.
         clip: Greatest norm of the gradient; None for no clipping.
         schedule: ``linear`` (down to 0 over the last ``decay`` share of the steps), ``cosine``
             (down to 0 from the end of the curriculum on) or ``constant``.
-        decay: Share of the steps over which ``linear`` goes down.
     """
 
     lr: PositiveFloat = 1e-3
@@ -286,26 +279,21 @@ class OptimiserConfig(Settings):
 
 @settings
 class TrainingConfig(_ModelAndTask):
-    """Everything that decides a training run; the same configuration gives the same numbers.
+    """Everything that decides a training run; equal configurations give equal numbers.
 
     Attributes:
-        state_noise: Standard deviation of Gaussian noise on the state before each loop, in training
-            only. It makes attractors of the states that the model has to hold.
-        start_from: Folder of a run whose model training begins with, in place of random weights.
-            Of a larger state code, the bits whose loss costs least are dropped.
+        state_noise: Standard deviation of Gaussian noise on the state before each loop; it makes
+            the model's states attractors.
+        start_from: Folder of a run whose model training starts from, instead of random weights.
+            From a larger state code, the bits that cost the least loss are dropped.
         start_sha256: SHA-256 of that model's weights; training writes it.
-        offset_per_example: Whether each example draws where its abacus positions start, in place
-            of one start for the whole batch.
+        offset_per_example: Whether each example, not each batch, draws its start of abacus
+            positions.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
         log_every: Steps per line of metrics.
-        device: ``auto`` is the GPU where there is one, decided once, when the run starts.
+        device: ``auto`` is the GPU if there is one, decided when the run starts.
         precision: ``bf16`` is for autocast.
-        compile: Whether the loop is compiled with ``torch.compile``.
-        threads: CPU threads while training; None keeps PyTorch's number. One is as fast as two at
-            these sizes.
-
-    Raises:
-        ConfigError: If a value is unknown, out of range, in conflict, or without effect.
+        threads: CPU threads while training; None keeps PyTorch's number.
 
     Example:
         >>> from loopinterp.training.recipes import RECIPES

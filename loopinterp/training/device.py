@@ -1,10 +1,9 @@
-"""Where and how a run computes: device, threads, random streams, processes that train together."""
+"""Device, threads, random streams and processes of a run."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from loopinterp.core.errors import ConfigError, InputError, unknown_name
+from loopinterp.core.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,32 +21,9 @@ if TYPE_CHECKING:
     from loopinterp.training.config import TrainingConfig
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device of a name; ``auto`` is the GPU where there is one.
-
-    Raises:
-        InputError: If the name is unknown, or the device is not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    match = re.fullmatch("cuda(?::([0-9]{1,4}))?", name)
-    if match is None:
-        raise unknown_name("device", name, ("auto", "cpu", "cuda"))
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(match[1] or 0) >= count:
-        got, fix = f"only {count} of them", f"Use a number below {count}."
-        if not count:
-            got, fix = "none on this machine", "Use --device cpu."
-        expected = "a GPU that PyTorch can use"
-        raise InputError(f"device {name!r}", expected=expected, given=got, fix=fix)
-    return torch.device(name)
-
-
 @contextmanager
 def cpu_threads(n_threads: int | None) -> Iterator[None]:
-    """Use so many CPU threads for a while; None changes nothing."""
+    """Use this many CPU threads inside; None changes nothing."""
     before = torch.get_num_threads()
     if n_threads is not None:
         torch.set_num_threads(n_threads)
@@ -58,15 +34,12 @@ def cpu_threads(n_threads: int | None) -> Iterator[None]:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device, without waiting for the device's earlier work.
-
-    A tensor sent from a device would be read before it has arrived.
-    """
+    """Copy a CPU tensor to a device, without waiting."""
     return x.to(device, non_blocking=True)
 
 
 def with_noise(iteration: Iteration, noise: Iterator[Tensor]) -> Iteration:
-    """The iteration ``h -> step(h + noise)``, with noise by loop; its first rows are used."""
+    """The iteration ``h -> step(h + noise)``; a loop uses its noise's first rows."""
 
     def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
         return iteration.advance(h + next(noise)[: len(h)], e, context)
@@ -75,7 +48,7 @@ def with_noise(iteration: Iteration, noise: Iterator[Tensor]) -> Iteration:
 
 
 def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iteration]:
-    """``bind(inputs, position_offset=0, checked=False)`` of a model, its step compiled if asked."""
+    """``bind(inputs, position_offset=0, checked=False)`` of a model, compiled if asked."""
     if not compiled:
         return model.bind
     # Batches shrink as examples finish, and grow with the curriculum: sizes are not compiled in.
@@ -88,10 +61,7 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
 
 
 def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one purpose: streams of different purposes have nothing in common.
-
-    Else the test data of seed 0 would be the training data of seed 0.
-    """
+    """A generator for one purpose, independent of others with the same seed."""
     # 56 bits, which fit into a generator's seed
     digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
@@ -99,10 +69,10 @@ def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that train together: each runs its share of every batch.
+    """The processes that train together.
 
-    All draw the same batch from the same random streams and hold the same state. Each runs every
-    ``count``-th example; the gradient of the whole batch is the sum of theirs.
+    All draw the same batch and hold the same state. Each runs every ``count``-th example; gradients
+    are summed.
     """
 
     rank: int = 0
@@ -114,7 +84,7 @@ class Processes:
         return self.rank == 0
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Each tensor becomes the sum over all processes."""
+        """Sum each tensor over all processes, in place."""
         if self.count > 1:
             # One reduction of all numbers is faster than one for each tensor.
             flat = torch.cat([x.reshape(-1) for x in tensors])
@@ -123,7 +93,6 @@ class Processes:
                 x.copy_(total.view_as(x))
 
     def wait(self) -> None:
-        """Wait until all processes have come here."""
         if self.count > 1:
             dist.barrier()
 
@@ -132,12 +101,11 @@ ONE_PROCESS = Processes()
 
 
 def is_first() -> bool:
-    """Whether this process is the only one, or the first that ``torchrun`` started."""
+    """Whether this process is the only or first one of ``torchrun``."""
     return n_processes() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 
 def n_processes() -> int:
-    """The number of processes that ``torchrun`` started to train together."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -145,14 +113,7 @@ def n_processes() -> int:
 
 @contextmanager
 def joined(config: TrainingConfig) -> Iterator[Processes]:
-    """The processes that ``torchrun`` started, or this one alone.
-
-    On GPUs each takes the card of its own number on its machine.
-
-    Raises:
-        InputError: If the device is one card for all.
-        ConfigError: If there are more processes than examples in a batch.
-    """
+    """The processes that ``torchrun`` started, or this one alone; each takes its own GPU."""
     count = n_processes()
     if count > config.batch_size:
         expected, got = f"an example at least for each of {count} processes", config.batch_size

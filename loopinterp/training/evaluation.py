@@ -1,4 +1,4 @@
-"""Length generalisation: how often a model is right, by length and distribution, or by operands."""
+"""Length generalisation: accuracy by length and distribution, or operand lengths."""
 
 from __future__ import annotations
 
@@ -56,27 +56,25 @@ class EvaluationResult(Result, kind="evaluation"):
     """How often a model is right, by length and distribution.
 
     Arrays:
-        exact_match: Share of examples that are right at every position with a target, with its 95%
-            Wilson interval. ``extra_loop`` counts loops beyond T(n).
-        bit_accuracy: Share of positions that are right, each example counting the same. The sample
-            size of its interval is the number of examples, as bits of one are dependent.
-        constant_exact_match: Control: the best answer that is the same for every example, chosen on
-            the examples that it is scored on.
-        constant_bit_accuracy: Control: the likeliest class at each position.
-        perplexity: Of the right answer: exp of the mean cross-entropy over positions, then over
-            examples; with its 95% interval over examples.
-        loop_exact_match, loop_perplexity: The same after ``loop`` loops, whatever T(n) is; NaN
-            where a length was not run on.
-        stopped_exact_match: Exact match where each stopping rule stops, and of three baselines:
-            reading at T(n), the best loop in hindsight, any loop right.
+        exact_match: Share of examples right at every position with a target, with its 95% Wilson
+            interval. ``extra_loop`` counts loops beyond T(n).
+        bit_accuracy: Share of right positions, each example counting the same. Its interval counts
+            examples, as the bits of one are dependent.
+        constant_exact_match: Control: the best constant answer, chosen on the scored examples.
+        constant_bit_accuracy: Control: the most frequent class at each position.
+        perplexity: Of the right answer: exp of the mean cross-entropy over positions, then
+            examples, with its 95% interval.
+        loop_exact_match, loop_perplexity: The same after ``loop`` loops, whatever T(n) is; NaN for
+            lengths that were not run.
+        stopped_exact_match: Exact match where each stopping rule stops, and of the baselines T(n),
+            best loop in hindsight, any loop right.
         stopped_at: Mean number of loops at which a rule stops.
 
     Attributes:
         n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, if that is known.
-        depth: Loops of a model that makes as many whatever the length; None for all others.
-        answered_after: The loops after which the answer is read: ``T(n)``, or what the model's
-            ``loop_rule`` makes of it, as ``T(n) + 1``.
+        trained_up_to: Greatest length seen in training, if known.
+        depth: Loops of a model with the same number at every length; else None.
+        answered_after: The loops after which the answer is read, such as ``T(n) + 1``.
         not_judged: Distributions of the task that were left out.
     """
 
@@ -105,17 +103,17 @@ class EvaluationResult(Result, kind="evaluation"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
-        """The lowest exact match over the distributions; None: at the extra loops nearest to 0."""
+        """The lowest exact match over distributions; by default at the extra loops closest to 0."""
         return lowest_at(self, length=length, extra_loop=extra_loop)
 
 
 def nearest_extra_loop(result: Result) -> int:
-    """The number of extra loops of a result that is nearest to none."""
+    """The number of extra loops closest to 0."""
     return min(result.data["extra_loop"].values.tolist(), key=abs)
 
 
 def lowest_at(result: Result, *, extra_loop: int | None = None, **at: Any) -> Lowest:
-    """The lowest exact match of a result over its distributions at a place on its other axes."""
+    """The lowest exact match over distributions, at one place on the other axes."""
     exact = result.data["exact_match"]
     at["extra_loop"] = nearest_extra_loop(result) if extra_loop is None else extra_loop
     if ESTIMATE in exact.dims:
@@ -141,27 +139,25 @@ def evaluate(
 ) -> EvaluationResult:
     """Exact match, bit accuracy and perplexity at T(n) loops, and at others if asked.
 
-    A model whose ``loop_rule`` names one number of loops (an ordinary transformer's is 1) is read
-    after that; one whose rule shifts T(n), after the shifted number. Tasks answered token by token
-    are scored in one pass over the right answers: exact match is that of greedy generation up to
-    the end token, bit accuracy and perplexity are those of the next token after right ones.
+    A model with a ``loop_rule`` is read by it (an ordinary transformer after 1 loop). Tasks
+    answered token by token are scored in one pass over the right answers: exact match is that of
+    greedy generation up to the end token, bit accuracy and perplexity are of the next token after
+    right ones.
 
-    The examples come from another random stream than those of training, whatever the seed.
+    The examples are never those of training, whatever the seed.
 
     Args:
-        model: Any looped model; the examples are moved to where its weights are.
+        model: Any looped model; the examples are moved to its device.
         distributions: Input distributions; all of the task if None.
-        extra_loops: Loops more than T(n), or fewer where negative.
-        loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
-        stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some), to be
-            compared with reading the answer at T(n) and with the best loop in hindsight.
+        extra_loops: Loops relative to T(n); may be negative.
+        loops: Absolute numbers of loops, such as ``[1, 2, 4, 8, 16, 32]``.
+        stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some).
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
-        trained_up_to: Greatest length seen in training, to be marked in the figures.
+        trained_up_to: Greatest length seen in training, marked in the figures.
 
     Raises:
-        InputError: If a list is empty, a number is out of range, or a name is unknown; if the
-            model is of another task, or sees answers that stand in its input.
+        InputError: If the model is of another task, or sees answers in its input.
     """
     lists = {"lengths": lengths, "distributions": distributions, "extra_loops": extra_loops}
     for name, values in lists.items():
@@ -212,7 +208,7 @@ def _cell(
     rules: Mapping[str, StoppingRule],
     margin: int,
 ) -> xr.Dataset:
-    """All scores of a batch: beyond T(n), after any loop, and where each rule stops."""
+    """Scores beyond T(n), after any loop, and where each rule stops."""
     import xarray as xr
 
     n_loops, last, n = batch.n_loops, int(batch.n_loops.max()) + margin, len(batch)
@@ -266,14 +262,14 @@ def _cell(
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class OperandGrid(Result, kind="operand-grid"):
-    """How often a model is right, by the lengths of both operands and the number of loops.
+    """Exact match by the lengths of both operands and the number of loops.
 
     Arrays:
-        exact_match: Share of answers that are wholly right, with its 95% Wilson interval.
+        exact_match: Share of answers that are fully right, with its 95% Wilson interval.
 
     Attributes:
         n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, if that is known.
+        trained_up_to: Greatest length seen in training, if known.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {"exact_match": f"loop n_a n_b {ESTIMATE}"}
@@ -298,19 +294,15 @@ def operand_grid(
 ) -> OperandGrid:
     """Exact match for all pairs of operand lengths from 1 to N, after several numbers of loops.
 
-    An answer that is written token by token counts as right if greedy generation gives it.
+    An answer written token by token is right if greedy generation gives it.
 
     Args:
-        model: Any looped model that does not see an answer that stands in its input.
+        model: Any looped model that does not see answers in its input.
         task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
         to: N.
-        n_samples: Examples in each cell; those of a cell do not depend on the other cells.
-        unfinished: A file of finished cells, complete or absent, from which an interrupted grid
-            resumes with the same numbers. Remove it once the result is saved.
-
-    Raises:
-        InputError: If the task cannot draw operands of given lengths, the model is of another
-            task or sees the answers, or a number is out of range.
+        n_samples: Examples in each cell, drawn independently of other cells.
+        unfinished: A file of finished cells, from which an interrupted grid resumes with the same
+            numbers. Remove it once the result is saved.
     """
     need_task(task)
     draw: Any = getattr(task, "sample_operands", None)

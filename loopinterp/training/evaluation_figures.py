@@ -1,4 +1,4 @@
-"""Findings and figures of an evaluation, and of the grid by operand lengths."""
+"""Findings and figures of an evaluation and of an operand grid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _BASELINES = (ORACLE, BEST, ANY)
 
 _GREATEST = 1e6
-"""Perplexities above are drawn there: a model that is sure of a wrong answer has any."""
+"""Larger perplexities are drawn at this value."""
 
 _NAMES = {
     "uniform": "random inputs",
@@ -51,17 +51,15 @@ _NAMES = {
 
 
 def readable(distribution: str) -> str:
-    """The name of a distribution in words."""
     return _NAMES.get(distribution, distribution)
 
 
 def cutoff_mark(trained_up_to: int | None) -> list[Reference]:
-    """The mark of the greatest length in training on an axis of lengths."""
+    """The training cutoff on an axis of lengths."""
     return [] if trained_up_to is None else [Reference(trained_up_to, "", "x")]
 
 
 def _loops(result: EvaluationResult) -> str:
-    """The loops after which the answer is read."""
     return result.answered_after if result.depth is None else str(result.depth)
 
 
@@ -71,7 +69,7 @@ def _columns(
     x_title: str,
     marks: Sequence[Reference] = (),
 ) -> go.Figure:
-    """A column of panels for each distribution, with a row for each quantity."""
+    """A column per distribution, a row per quantity."""
     panels, names = [], data["distribution"].values.tolist()
     for row, (quantity, lines_of) in enumerate(rows.items()):
         lines = [lines_of(data.sel(distribution=name)) for name in names]
@@ -88,7 +86,6 @@ def _columns(
 
 
 def _by_n(values: xr.DataArray) -> list[Series]:
-    """A line for each length, in colours that follow the order."""
     return Series.each(values, "length", "n = {}".format, in_order=True)
 
 
@@ -120,13 +117,9 @@ def lowest_finding(
     not_judged: Sequence[str],
     n_seeds: int | None = None,
 ) -> Finding:
-    """The score of the whole task: its lowest distribution, and those that were not measured.
+    """The score of the whole task: its lowest distribution, and those not measured.
 
-    Args:
-        lowest: By length.
-        names: The distributions that were measured.
-        not_judged: The task's other ones.
-        n_seeds: The number of seeds, where the scores are means over seeds.
+    ``lowest`` is by length; with ``n_seeds``, scores are means over seeds.
     """
     each = " and ".join(
         f"{percent(lowest[n].share)} at length {n} ({where_lowest(lowest[n], names)})"
@@ -142,33 +135,24 @@ def lowest_finding(
 
 
 def unmeasured(not_judged: Sequence[str]) -> str:
-    """The distributions of a task that were not measured, as a further sentence."""
     return f" Not measured: {', '.join(map(readable, not_judged))}." if not_judged else ""
 
 
 def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
-    """The distributions that have the lowest share, in words.
-
-    Example:
-        >>> from loopinterp.training.answer_scores import Lowest
-        >>> where_lowest(Lowest(0.5, ("chain",)), ["uniform", "chain"])
-        'full carry chains'
-        >>> where_lowest(Lowest(1.0, ("uniform", "chain")), ["uniform", "chain"])
-        'the same on all'
-    """
+    """The distributions that have the lowest share, in words."""
     if len(names) > 1 and len(lowest.distributions) == len(names):
         return "the same on all"
     return ", ".join(map(readable, lowest.distributions))
 
 
 def _has_one_answer(result: EvaluationResult, distribution: str) -> bool:
-    """Whether one constant answer is right: then a model that is right has shown nothing."""
+    """Whether one constant answer is right."""
     constant = result.data["constant_exact_match"].sel(distribution=distribution)
     return bool(constant[-1] >= 0.99)  # at the greatest length
 
 
 def _reach(result: EvaluationResult, distribution: str) -> Finding:
-    """The greatest length up to which every length tried is at 0.99 or more."""
+    """The length up to which every length is at 0.99 or more."""
     at = {"extra_loop": nearest_extra_loop(result), ESTIMATE: "value", "distribution": distribution}
     scores = result.data["exact_match"].sel(at).to_series()
     # Up to the first length that fails, whatever comes after it.
@@ -191,7 +175,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
 
 
 def _stopping(result: EvaluationResult) -> Finding:
-    """Exact match under rules that do not know T(n), in the worst cell of each."""
+    """Exact match under rules without T(n), in the worst cell of each."""
     exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
     worst = exact.min(["distribution", "length"]).to_series()  # by rule
     rules = worst.drop([name for name in _BASELINES if name in worst.index])
@@ -239,7 +223,7 @@ def _(result: EvaluationResult) -> list[Figure]:
 
 
 def _by_length(result: EvaluationResult) -> Figure:
-    """A row for exact match, and one for each measure that says more than exact match."""
+    """A row for exact match, and for measures that add to it."""
     extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
     data = result.data.sel(extra_loop=extra)
     names = data["distribution"].values.tolist()
@@ -338,7 +322,7 @@ def _when_to_stop(result: EvaluationResult) -> Figure:
 
 
 def _rules_on_the_curve(result: EvaluationResult) -> Figure:
-    """Exact match after every loop at the greatest length, and where each rule stops on it."""
+    """Exact match by loop at the greatest length, with each rule's stop."""
     longest = result.data["length"].values.tolist()[-1]
 
     def points(cell: xr.Dataset) -> list[Series]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import ConfigError, check_integer
 from loopinterp.core.run_files import CONFIG
 from loopinterp.core.text import ShortRepr
@@ -36,10 +37,9 @@ _MOST_STARTS = 64  # initial bits that are tried
 
 @dataclass(frozen=True)
 class FiniteStage(ShortRepr):
-    """A model on the way: its bits, its run, and its lowest exact match by length.
+    """A stage on the way to the smallest model.
 
     Attributes:
-        from_anywhere: Whether initial bits were drawn in training.
         chosen_start: Whether its initial bits were chosen after training.
     """
 
@@ -55,6 +55,7 @@ class FiniteStage(ShortRepr):
         return min(self.lowest.values()) == 1
 
 
+@checked
 def train_finite(
     config: TrainingConfig,
     out: str | Path,
@@ -63,27 +64,23 @@ def train_finite(
     progress: bool = True,
     resume: bool = True,
 ) -> list[FiniteStage]:
-    """Train a model with a state code, and drop its bits one by one as long as it stays right.
+    """Train a model with a state code, and drop its bits one by one while it stays right.
 
-    After each dropped bit the model is tuned for some hundred steps. The smallest model that has
-    learnt is then trained from random initial bits, so that its answer cannot rely on where a
-    position started. Where that is learnt, bits are dropped from there on in the same way. Of the
-    initial bits with which every answer is right, those with which clean runs have the fewest cells
-    (pairs of a token and a code) are chosen: :func:`with_initial_bits`.
+    After each dropped bit the model is trained for some hundred steps. The smallest one that has
+    learnt is trained from random initial bits, so that its answer cannot rely on the initial state;
+    if that succeeds, further bits are dropped. Finally it gets the initial bits
+    (:func:`with_initial_bits`) with every answer right and the fewest cells (pairs of a token and a
+    code) in clean runs.
 
     Args:
         config: The first stage, with ``model.state_code``.
-        out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3``, …,
+        out: A folder of ordinary runs, one per stage: ``bits-4``, ``bits-3``, …,
             ``bits-3-from-anywhere`` and ``bits-3-chosen-start``.
-        fewest_bits: No bits are dropped below these, nor below what as many answers need.
+        fewest_bits: Lower limit of bits; there are always enough for the task's answers.
 
     Returns:
-        The stages in the order of their training, those that did not learn included.
-        :func:`smallest_stage` is the last one of those with the fewest bits that did.
-
-    Raises:
-        ConfigError: If the model has no state code.
-        InputError, CheckpointError: As :func:`train`.
+        All stages in the order of training, including those that did not learn; see
+        :func:`smallest_stage`.
     """
     if config.model.state_code is None:
         expected = "a number of bits, for a finite-state model"
@@ -111,9 +108,9 @@ def train_finite(
 
 
 def with_initial_bits(model: LoopedTransformer, bits: Int[Tensor, " n_bits"]) -> LoopedTransformer:
-    """The same model, started from these bits (-1 or 1) in place of -1 everywhere.
+    """The same model, started from these bits (-1 or 1) instead of -1 everywhere.
 
-    A bit and its two directions change their signs together, which no state notices.
+    A bit and its two directions change sign together, which leaves every state unchanged.
     """
     signs = -bits.to(torch.float32)
     weights = model.state_dict()
@@ -129,13 +126,13 @@ def with_initial_bits(model: LoopedTransformer, bits: Int[Tensor, " n_bits"]) ->
 
 
 def smallest_stage(stages: list[FiniteStage]) -> FiniteStage | None:
-    """The last stage with the fewest bits of those that have learnt; None if none has."""
+    """The last stage with the fewest bits that has learnt, if any."""
     learnt = [one for one in reversed(stages) if one.learnt]
     return min(learnt, key=lambda one: one.n_bits, default=None)
 
 
 def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    """Going on from a stage, on all lengths at once."""
+    """Continue from a stage, on all lengths at once."""
     lengths = {"max_n": config.curriculum.max_n, "min_n": config.curriculum.min_n}
     return config.replace(
         model=config.model.replace(state_code=n_bits),
@@ -148,7 +145,7 @@ def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> Training
 
 
 def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    """Going on from a stage with initial bits that are drawn; no answer has to be held."""
+    """Continue from a stage with random initial bits."""
     drawn = {"random_everywhere": 0.4, "random_somewhere": 0.4}
     return _tuned(config, before, n_bits).replace(
         steps=_STEPS_FROM_ANYWHERE,
@@ -158,15 +155,15 @@ def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> 
 
 
 def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> FiniteStage | None:
-    """The stage's model with the initial bits of the fewest cells; None if it has them already."""
+    """The stage with the initial bits of the fewest cells; None if unchanged."""
     folder, n_bits = out / f"bits-{stage.n_bits}-chosen-start", stage.n_bits
     if resume and (folder / CONFIG).exists():  # written last: without it, it was killed on the way
         run = Run.load(folder)
-        lowest = _lowest(run.model(), run.task(), run.cutoff)
+        lowest = _lowest(run.model(), run.task, run.cutoff)
         return FiniteStage(n_bits, run, True, lowest, chosen_start=True)
     if 2**n_bits > _MOST_STARTS:
         return None
-    model, task, cutoff = stage.run.model(), stage.run.task(), stage.run.cutoff
+    model, task, cutoff = stage.run.model(), stage.run.task, stage.run.cutoff
     inputs = task.sample(cutoff, batch_size=_EXAMPLES, generator=stream(0, "initial bits")).inputs
     starts = torch.tensor([*itertools.product((-1, 1), repeat=n_bits)])  # its own start is first
     turned = [with_initial_bits(model, bits) for bits in starts]
@@ -183,7 +180,7 @@ def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> Finite
 
 @torch.no_grad()
 def _count_cells(model: LoopedTransformer, inputs: Int[Tensor, "batch pos"]) -> int:
-    """Pairs of a token and a state that clean runs have, the initial state included."""
+    """Pairs of token and state in clean runs, initial states included."""
     states = model(inputs, return_type="states")  # [loop, batch, pos, d_model]
     tokens = inputs.expand(len(states), -1, -1)[..., None].to(states)
     return len(torch.cat([tokens, states], dim=-1).flatten(0, 2).unique(dim=0))
@@ -193,7 +190,7 @@ def _stage(config: TrainingConfig, out: Path, *, progress: bool, resume: bool) -
     n_bits, anywhere = config.model.state_code or 0, config.code.random_everywhere > 0
     folder = out / (f"bits-{n_bits}" + "-from-anywhere" * anywhere)
     run = train(config, folder, progress=progress, resume=resume)
-    lowest = _lowest(run.model(), run.task(), run.cutoff)
+    lowest = _lowest(run.model(), run.task, run.cutoff)
     return FiniteStage(n_bits, run, anywhere, lowest)
 
 

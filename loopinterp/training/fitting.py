@@ -1,4 +1,4 @@
-"""Training into a folder, and resuming an interrupted run."""
+"""Trains into a folder, and resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TextIO
 
-from loopinterp.core.boundary import checked
+from loopinterp.core.boundary import checked, resolve_device
 from loopinterp.core.errors import ConfigError
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
@@ -36,7 +36,6 @@ from loopinterp.training.device import (
     cpu_threads,
     joined,
     n_processes,
-    resolve_device,
 )
 from loopinterp.training.run import (
     CHECKPOINT,
@@ -58,24 +57,24 @@ from loopinterp.training.starting_model import with_start
 from loopinterp.training.trainer import Trainer
 
 
+@checked
 def train(
     config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> Run:
     """Train a model into a folder, or resume an interrupted run there.
 
-    A resumed run ends with the metrics and weights of an uninterrupted one. Where ``torchrun`` has
-    started several processes, each runs its share of every batch and the first of them writes; the
-    numbers are those of one process, to rounding.
+    A resumed run ends with the metrics and weights of an uninterrupted one. Under ``torchrun``,
+    each process runs its share of every batch and the first one writes; the numbers are those of
+    one process, up to rounding.
 
     Args:
-        config: The run. ``device="auto"`` is decided here and written down.
+        config: The run; ``device="auto"`` is decided here and recorded.
         out: The run's folder.
         resume: Whether a run in the folder is resumed; it is never overwritten.
 
     Raises:
-        InputError: If the folder cannot be written, holds something else or another run
-            (ConfigError, CheckpointError) or is being trained in; the model cannot be made, the
-            device is not there, or the loss or a weight stops being finite.
+        InputError: If the folder holds another run or is being trained in, or the loss or a weight
+            stops being finite.
     """
     with ExitStack() as stack:
         stack.enter_context(recording_gradients())  # or refused before anything is written
@@ -96,13 +95,9 @@ def train_seeds(
 ) -> list[Run]:
     """Train several seeds of one configuration, their loops in one batch.
 
-    Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one that was
-    trained by itself, to rounding. Those that are behind catch up first. The configuration's own
-    seed is ignored.
-
-    Raises:
-        InputError: As :func:`train`, naming the seed that stops being finite; or if seeds are
-            missing or repeated, the attention not causal, or the loop compiled.
+    Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one trained
+    alone, up to rounding. Seeds that are behind catch up first. The configuration's seed is
+    ignored. Attention must be causal, and the loop not compiled.
     """
     fits, fix = seeds and len(set(seeds)) == len(seeds), "Pass e.g. seeds=[0, 1, 2, 3, 4]."
     need(fits, "seeds", "some seeds, each once", repr(list(seeds)), fix)
@@ -127,7 +122,7 @@ def train_seeds(
 
 @dataclass
 class _Part:
-    """A run that is being trained, its seconds, and its open metrics (None in other processes)."""
+    """A run in training, with its open metrics (None in other processes)."""
 
     run: Run
     trainer: Trainer
@@ -136,7 +131,7 @@ class _Part:
     lines: LinesDigest = field(default_factory=LinesDigest)
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
-        """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
+        """Write what is due, metrics before the checkpoint."""
         trainer, config = self.trainer, self.trainer.config
         if self.file is None:
             return
@@ -160,7 +155,7 @@ class _Part:
         write_model(trainer.averaged_model(), self.run.folder / MODEL, seal.texts())
 
     def seal(self) -> Seal:
-        """The seal of the lines so far, which are on the disk then."""
+        """The seal of the lines on disk."""
         assert self.file is not None
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -172,7 +167,7 @@ class _Part:
 def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ONE_PROCESS
 ) -> Iterator[_Part]:
-    """A run under its lock, restored from its checkpoint; its model is saved at the end."""
+    """A locked run, restored from its checkpoint; its model is saved at the end."""
     config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
     run = Run(folder, config)
     if not processes.first:
@@ -207,7 +202,7 @@ def _claimed(
 
 
 def _fit(parts: Sequence[_Part], progress: bool) -> None:
-    """Make the steps that are left; those furthest behind go first, and then all together."""
+    """Make the remaining steps: first runs that are behind, then all together."""
     config = parts[0].trainer.config
     done = min(part.trainer.steps_done for part in parts)
     several = f", {len(parts)} seeds" if len(parts) > 1 else ""
@@ -246,7 +241,7 @@ def _build(config: TrainingConfig, processes: Processes) -> Trainer:
 
 
 def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
-    """Raise unless the folder is this run's, or can be made so."""
+    """Raise unless the folder is this run's, or can become so."""
     if not resume:
         need_free_folder(folder)
     present = [name for name in (METRICS, WEIGHTS, CHECKPOINT) if (folder / name).exists()]
@@ -269,7 +264,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
 
 
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
-    """Raise if two configurations differ, naming the first setting: a run has one configuration."""
+    """Raise if two configurations differ, naming the first setting."""
     old, new = flatten(saved.to_dict()), flatten(config.to_dict())  # by dotted name
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
@@ -279,7 +274,7 @@ def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
 
 
 def _restore(run: Run, trainer: Trainer) -> float:
-    """Load the checkpoint if there is one; returns the seconds spent so far."""
+    """Load the checkpoint, if any; return the seconds spent."""
     path = run.folder / CHECKPOINT
     if not path.exists():
         return 0.0
@@ -291,7 +286,7 @@ def _restore(run: Run, trainer: Trainer) -> float:
 
 
 def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
-    """Drop the lines of steps that a kill undid, which are made again; the digest of the others."""
+    """Drop the lines of undone steps; return the digest of the others."""
     path, checkpoint = run.folder / METRICS, run.folder / CHECKPOINT
     n_lines = steps_done // log_every
     lines = complete_lines(path)[:n_lines]

@@ -1,8 +1,4 @@
-"""Training objectives (the loops after which the answer is read), curriculum and learning rate.
-
-Every objective sees the model as a bare iteration ``h -> step(h)`` with a readout, so it works
-for any looped model, compiled or not.
-"""
+"""Training objectives (the loops after which the answer is read), curriculum, learning rate."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supervised:
-    """The loss of an objective, and the logits of each example at the loop where they count."""
+    """The loss, and each example's logits at the loop that counts."""
 
     loss: Float[Tensor, ""]
     logits: Float[Tensor, "batch pos d_vocab_out"]
@@ -38,14 +34,13 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Questions:
-    """The questions of an objective to the examples of a batch, and the loss of the answers.
+    """When the examples of a batch are read, and the loss of their answers.
 
     Attributes:
-        loops: The loops after which each example is read, any number of times; on the CPU.
-        targets: The right answers to each question.
-        combine: From the loss of each question to that of all. None: every answer counts the same.
-        answer: The question that counts as the model's answer.
-        share: The share of these examples in the mean that the loss is.
+        loops: The loops after which each example is read; on the CPU.
+        combine: From the loss of each reading to the total. None: every answer counts the same.
+        answer: The reading that counts as the model's answer.
+        share: Share of these examples in the mean.
     """
 
     loops: Int[Tensor, "ask batch"]
@@ -55,14 +50,14 @@ class Questions:
     share: float = 1.0
 
     def share_of(self, rows: slice) -> Questions:
-        """The questions to some of the examples; the losses of all shares add up to the whole."""
+        """The part for some examples; losses of the parts sum to the whole."""
         targets = self.targets[:, rows]
         # The mean over these targets, weighted by their share of all.
         share = int((targets != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
         return replace(self, loops=self.loops[:, rows], targets=targets, share=share)
 
     def score(self, logits: Float[Tensor, "ask batch pos d_vocab_out"]) -> Supervised:
-        """Loss and answer, from the logits of each question."""
+        """Loss and answer, from the logits of each reading."""
         targets = send(self.targets, logits.device)
         if self.combine is None:
             # Questions and examples are one axis: a mean over all targets of all questions.
@@ -76,18 +71,15 @@ class Questions:
 def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
     """The loops after which each example of a batch is read, and the loss of the answers.
 
-    T(n) of the objectives is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where these are
-    set. T is ``n_loops``, or the largest T(n) of the batch. By ``kind``:
+    T(n) below is ``ceil(loop_scale T(n)) + extra_loops``, at least 1. T is ``n_loops``, or the
+    largest T(n) of the batch. By ``kind``:
 
-    - ``last``: ``CE(y_T)``, the same T for all examples of a batch.
+    - ``last``: ``CE(y_T)``, with the same T for all examples.
     - ``step_dependent``: see :func:`_step_dependent`.
     - ``progressive``: ``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once
       per batch (arXiv 2405.17399).
     - ``every``: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T.
-    - ``drawn``: ``CE(y_r)`` with r uniform in least_loops..T, drawn once per batch: T(n) unknown.
-
-    Raises:
-        InputError: If no number of loops is given and T(n) is 0 throughout.
+    - ``drawn``: ``CE(y_r)`` with r uniform in least_loops..T, drawn once per batch.
     """
     n_loops = shifted_loops(batch.n_loops.cpu(), scale=config.loop_scale, extra=config.extra_loops)
     if config.kind == "step_dependent":
@@ -130,8 +122,8 @@ def _step_dependent(
 ) -> Questions:
     """Loss of each example at its own loop T(n) alone: ``CE(y_{T(n)})``.
 
-    With ``hold_loops`` or ``due_share``, a drawn share of the examples is read a second time, and
-    every answer counts the same. Source: arXiv 2409.15647, step-dependent supervision
+    With ``hold_loops`` or ``due_share``, a random share of the examples is read again, and every
+    answer counts the same. Source: arXiv 2409.15647, step-dependent supervision
     (``hold_loops = due_share = 0``).
     """
     shape, device = n_loops.shape, right.device
@@ -160,7 +152,7 @@ def answers_at(
 ) -> Float[Tensor, "ask batch pos d_vocab_out"]:
     """Logits of each example after its own numbers of loops, which are on the CPU.
 
-    Examples leave the batch after the last loop at which they are read.
+    Examples leave the batch after their last reading.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
     loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
@@ -188,20 +180,15 @@ def answers_at(
 def cross_entropy(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy over all positions with a target."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
 
 
 class Curriculum:
     """Draws one length per example, uniform in ``min_n .. M``, where M grows.
 
-    By its kind, M grows by one when the running accuracy passes ``threshold`` (after
-    ``min_steps`` at least), or every ``interval`` steps whatever the accuracy (arXiv 2409.15647),
-    or is ``max_n`` from the first step on.
-
     Attributes:
-        longest: M: the greatest length drawn now.
-        done_at: Step at which M reached its greatest value, or None.
+        longest: M.
+        done_at: Step at which M reached its greatest value, if it has.
     """
 
     _momentum = 0.9  # of the running accuracy
@@ -221,7 +208,7 @@ class Curriculum:
         )
 
     def update(self, exact_match: float) -> None:
-        """Take in the share of examples that the last step got wholly right."""
+        """Add the share of fully right examples of the last step."""
         self.running_accuracy += (1 - self._momentum) * (exact_match - self.running_accuracy)
         self.n_steps += 1
         if self._may_grow(self.n_steps, self.running_accuracy):
@@ -231,10 +218,9 @@ class Curriculum:
                 self.done_at = self.n_steps
 
     def may_grow(self, n_steps: int) -> bool:
-        """Whether M may have grown after that many more calls of :meth:`update`.
+        """Whether M may have grown after ``n_steps`` more calls of :meth:`update`.
 
-        If not, the next lengths can be drawn before the accuracy of these steps is known. The
-        running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
+        The running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
         """
         # The running accuracy if every answer of these steps were right.
         highest = 1 - (1 - self.running_accuracy) * self._momentum**n_steps
@@ -250,7 +236,7 @@ class Curriculum:
         return steps_at_this_length >= config.min_steps and accuracy > config.threshold
 
     def state(self) -> dict[str, float | int | None]:
-        """JSON-ready; :meth:`load` takes it back."""
+        """JSON-ready, for :meth:`load`."""
         return {name: getattr(self, name) for name in self._saved}
 
     def load(self, state: dict[str, float | int | None]) -> None:
@@ -263,9 +249,9 @@ def learning_rate_factor(
 ) -> float:
     """The factor of the peak learning rate at a step.
 
-    ``linear``: up over ``warmup_steps``, constant, and linearly down to 0 over the last
-    ``decay`` share of the steps. ``cosine``: up, constant while the curriculum grows, and from
-    there down to 0 along half a cosine (arXiv 2409.15647). ``constant``: up, then constant.
+    All rise over ``warmup_steps``. ``linear`` falls to 0 over the last ``decay`` share of the
+    steps; ``cosine`` along half a cosine after the curriculum (arXiv 2409.15647); ``constant``
+    never.
     """
     # From 0 up to 1 over the first steps, whatever the schedule.
     warm = min(1.0, (step + 1) / optimiser.warmup_steps) if optimiser.warmup_steps else 1.0

@@ -1,4 +1,4 @@
-"""Configurations to start from, with measurements: a JSON file each in ``recipes/``."""
+"""Configurations with measurements: one JSON file each in ``recipes/``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import ConfigError, InputError, check_choice, unknown_name
+from loopinterp.core.errors import (
+    ConfigError,
+    InputError,
+    UnknownKeyError,
+    check_choice,
+    unknown_name,
+)
 from loopinterp.core.settings import Seed, flatten, settings
 from loopinterp.core.storage import read_json_object
 from loopinterp.core.text import say
@@ -31,10 +37,9 @@ class Measurement(WithConflicts):
 
     Attributes:
         samples: Least number of examples behind each share.
-        exact_match: Share of examples that are wholly right after T(n) loops, by input
-            distribution and length, one for each seed; None where a seed was not measured.
+        exact_match: Share of fully right examples after T(n) loops, by input distribution and
+            length, one for each seed; None if a seed was not measured.
         minutes: Time to train one seed.
-        on: The machine that took that time.
     """
 
     seeds: tuple[Seed, ...]
@@ -60,17 +65,17 @@ class Measurement(WithConflicts):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths at which all distributions were measured."""
+        """Lengths at which all distributions were measured."""
         return tuple(sorted(set.intersection(*map(set, self.exact_match.values()))))
 
     def mean(self, distribution: str, n: int) -> _SeedMean:
-        """Mean and standard error over the seeds that were measured there."""
+        """Mean and standard error over the measured seeds."""
         known = [share for share in self.exact_match[distribution][n] if share is not None]
         error = stdev(known) / len(known) ** 0.5 if len(known) > 1 else float("nan")
         return _SeedMean(fmean(known), error, len(known))
 
     def lowest(self, n: int) -> Lowest:
-        """The lowest mean over the seeds at one of :attr:`lengths`, and on which distributions."""
+        """The lowest mean over seeds at a length, and its distributions."""
         return lowest_of({name: self.mean(name, n).value for name in self.exact_match})
 
     def worst(self) -> dict[int, float]:
@@ -78,10 +83,9 @@ class Measurement(WithConflicts):
         return {n: self.lowest(n).share for n in self.lengths}
 
     def reach(self) -> tuple[int, int | None]:
-        """The measured length up to which :meth:`worst` is .9 or more, and the first below.
+        """The length up to which :meth:`worst` is .9 or more (else 0), and the first below.
 
-        0 if there is none of the first kind, None if there is none of the second. One distribution
-        under .9 is enough, even where others were not measured.
+        One distribution under .9 is enough, even if others were not measured.
 
         Example:
             >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
@@ -99,7 +103,7 @@ class Measurement(WithConflicts):
 
 
 class _SeedMean(NamedTuple):
-    """A mean over seeds, its standard error (NaN of one seed), and how many seeds they are."""
+    """A mean over seeds with its standard error (NaN for one seed)."""
 
     value: float
     error: float
@@ -111,8 +115,7 @@ class Recipe(WithConflicts):
     """A configuration to start from, with its measurements.
 
     Attributes:
-        about: Its purpose, in a line.
-        tried: Changes that were tried and were worse, in a line each.
+        tried: Changes that were worse, in a line each.
     """
 
     about: Line
@@ -136,33 +139,20 @@ class Recipe(WithConflicts):
 
     @property
     def generalises(self) -> bool:
-        """Whether the mean is .9 or more on all distributions at 1.5 times the cutoff or beyond."""
+        """Whether :meth:`Measurement.worst` is at least .9 at 1.5 times the cutoff or beyond."""
         far = self.config.curriculum.max_n * 1.5
         return any(share >= _WELL for n, share in self.measured.worst().items() if n >= far)
 
 
 @functools.cache
 def list_recipes() -> tuple[str, ...]:
-    """Names of the recipes.
-
-    Example:
-        >>> list_recipes()[:2]
-        ('abacus', 'addition')
-    """
+    """Names of the recipes."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 @functools.cache
 def get_recipe(name: str) -> Recipe:
-    """A recipe by its name.
-
-    Raises:
-        InputError: If there is none of that name.
-
-    Example:
-        >>> get_recipe("parity").config.curriculum.max_n
-        12
-    """
+    """A recipe by its name."""
     file = _FOLDER / f"{check_choice('recipe', name, list_recipes())}.json"
     try:
         return Recipe.from_dict(read_json_object(file))
@@ -172,11 +162,11 @@ def get_recipe(name: str) -> Recipe:
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
-    """The configurations alone, each read on access."""
+    """The configurations, each read on access."""
 
     def __getitem__(self, name: str) -> TrainingConfig:
         if name not in list_recipes():
-            raise KeyError(name)
+            raise unknown_name("recipe", name, list_recipes(), UnknownKeyError)
         return get_recipe(name).config
 
     def __iter__(self) -> Iterator[str]:
@@ -190,18 +180,14 @@ class _Configurations(Mapping[str, TrainingConfig]):
 
 
 RECIPES: Mapping[str, TrainingConfig] = _Configurations()
-"""Configurations by the name of their recipe; :func:`get_recipe` has the measurements too."""
+"""Configurations by recipe name; :func:`get_recipe` adds the measurements."""
 
 
 def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingConfig:
-    """A configuration with some settings changed, all together so that the order does not matter.
+    """A configuration with some settings changed, independent of their order.
 
-    Args:
-        settings: ``key=value`` each, with dots in the key for nested settings; values are read by
-            :func:`parse_value`.
-
-    Raises:
-        ConfigError: If a key is unknown, or a value is of the wrong type or out of range.
+    ``settings`` are ``key=value``, with dots in the key for nested settings; :func:`parse_value`
+    reads the values.
 
     Example:
         >>> from loopinterp.training.recipes import RECIPES
@@ -228,9 +214,9 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
 
 
 def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
-    """A value from the command line: one of the choices of its setting, or else JSON.
+    """A value from the command line: a choice of its setting, else JSON, else text.
 
-    ``none`` is None, unless it is one of the choices; anything but JSON is text.
+    ``none`` is None, unless it is one of the choices.
 
     Example:
         >>> [parse_value(text) for text in ("3", "3e-4", "true", "none", "[1, 2]", "pairs")]

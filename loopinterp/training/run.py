@@ -1,4 +1,4 @@
-"""A run as a folder: a model that was trained there, or put there."""
+"""A run as a folder: a model that was trained or put there."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
 IN_MEMORY = "in_memory"
-"""The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
+"""Entry of ``config.json`` for a model whose weights are elsewhere."""
 
 
 class UnsealedRunWarning(UserWarning):
-    """A run was written by an earlier version, without digests of its files."""
+    """A run of an earlier version has no digests of its files."""
 
 
 class OlderWeightsWarning(UserWarning):
@@ -60,7 +60,7 @@ _RESTORE_ALL = "The files do not belong together: restore them, or train into a 
 
 
 class RunFault(Enum):
-    """Faults of a run's folder: expected, given, fix; values stand in braces."""
+    """Faults of a run's folder: expected, given, fix, with values in braces."""
 
     OTHER_JSON = ("the configuration of a run", "other JSON", "Point to the run's own folder.")
     MODEL_IN_MEMORY = (
@@ -88,7 +88,7 @@ class RunFault(Enum):
 
 
 class RunError(CheckpointError):
-    """A folder of a run cannot be used; ``values`` are those that the texts of the fault name."""
+    """A run's folder cannot be used; ``values`` fill the fault's texts."""
 
     def __init__(self, fault: RunFault, what: str, **values: object) -> None:
         self.fault = fault
@@ -108,9 +108,9 @@ class Run(ShortRepr):
         state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
         state/lock                     held by the process that trains here, if one does
 
-    A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
-    replaced in one step, so that an interrupted run resumes with :func:`train`. Each names its run
-    by digests (:mod:`loopinterp.core.run_files`). Nothing is pickled.
+    A model not trained here (:meth:`from_model`) has only the first two. Every file is replaced in
+    one step, so that :func:`train` resumes an interrupted run, and names its run by digests
+    (:mod:`loopinterp.core.run_files`).
     """
 
     folder: Path
@@ -118,11 +118,7 @@ class Run(ShortRepr):
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Open a run.
-
-        Raises:
-            CheckpointError: If the folder holds no run, or its configuration is damaged.
-        """
+        """Open a run; a folder without one is a ``CheckpointError``."""
         folder = Path(folder)
         values = read_run_config(folder)
         if "task" not in values:
@@ -143,19 +139,17 @@ class Run(ShortRepr):
         origin: str,
         distribution: str | None = None,
     ) -> Run:
-        """Make a run of a model that was not trained here, so that all studies can be run on it.
+        """Make a run of a model that was not trained here, for use in all studies.
 
         Args:
-            model: Run for T(n) loops, or for what its ``loop_rule`` says, which may be one number
-                of loops, as ``LoopRule(1)`` for an ordinary transformer.
-            task: The task.
-            folder: A folder without a run.
+            model: Run for T(n) loops, or by its ``loop_rule``, such as ``LoopRule(1)`` for an
+                ordinary transformer.
             max_n: Greatest problem length that it was made for, in place of a training cutoff.
             origin: Where it comes from; continues "The model was".
             distribution: Input distribution that studies draw from; the task's first if None.
 
         Raises:
-            InputError: If the folder holds a run, the model does not fit the task, or its
+            InputError: If the folder holds a run, the model does not fit the task, or
                 configuration, weights and T(n) do not rebuild it.
         """
         need_free_folder(Path(folder))
@@ -168,7 +162,7 @@ class Run(ShortRepr):
     def of_given_model(
         cls, model: LoopedTransformer, folder: str | Path, config: GivenModelConfig
     ) -> Run:
-        """Write a model and its configuration, which makes the folder a run and so comes last."""
+        """Write a model, then the configuration that makes the folder a run."""
         from loopinterp.models.checkpoints import write_model
 
         folder = Path(folder)
@@ -183,20 +177,19 @@ class Run(ShortRepr):
 
     @property
     def cutoff(self) -> int:
-        """Greatest problem length that the model was trained on, or made for."""
+        """Greatest problem length in training, or that the model was made for."""
         if isinstance(self.config, GivenModelConfig):
             return self.config.max_n
         return self.config.curriculum.max_n
 
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
-        """The model with its averaged weights, which knows how many loops an input takes.
+        """The model with its averaged weights, which knows its task and its numbers of loops.
 
-        ``model(inputs)`` runs T(n), or what training made of it (``objective.loop_scale``,
-        ``extra_loops``, ``n_loops``). Names of hooks, layers and blocks are those of T(n) at the
-        training cutoff; ``model.unroll(n_loops)`` has those of another number.
+        ``model.task`` is the task, None where its data are not those of the run any more.
 
-        Raises:
-            CheckpointError: If there is no checkpoint yet, or it is damaged or of another run.
+        ``model(inputs)`` runs T(n), as changed by ``objective.loop_scale``, ``extra_loops`` or
+        ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff;
+        ``model.unroll(n_loops)`` changes that.
         """
         from loopinterp.models import LoopedTransformer
         from loopinterp.models.protocol import own_weights
@@ -204,7 +197,7 @@ class Run(ShortRepr):
         path = self.folder / WEIGHTS
         if not path.exists():
             raise RunError(RunFault.NO_MODEL, f"run {self.folder}")
-        model = LoopedTransformer.from_pretrained(path.parent, device=device)
+        model = LoopedTransformer.from_pretrained(path.parent, device=device).eval()
         if model.config != self.config.model:
             raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
         seal, weights = Seal.of_file(path), digest_tensors(own_weights(model))
@@ -228,6 +221,7 @@ class Run(ShortRepr):
             )
             warnings.warn(text, OlderWeightsWarning, stacklevel=2)
         model.loop_rule = self._loop_rule()
+        model.task = self.task if self.config.has_same_data else None
         return model
 
     def _loop_rule(self) -> LoopRule:
@@ -242,21 +236,20 @@ class Run(ShortRepr):
         if depth is not None:
             return LoopRule(depth)
         # T(n) of an input's length, shifted as in training
-        of_length = LoopsByLength(self.task())
+        of_length = LoopsByLength(self.task)
         rule = LoopRule(1, of_length, scale=shift.loop_scale, extra=shift.extra_loops)
         return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
 
+    @property
     def task(self) -> Task:
-        """The task of the run; raise if a file that it draws from is missing or was replaced."""
+        """The task of the run; raise if one of its files is missing or replaced."""
         self.config.need_same_data()
         return self.config.make_task()
 
     def metrics(self) -> pd.DataFrame:
         """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm.
 
-        Raises:
-            CheckpointError: If a line is damaged, or lines are not those that were there when the
-                weights were saved.
+        Lines that are damaged, or not those of the saved weights, are a ``CheckpointError``.
         """
         import pandas as pd
 
@@ -269,17 +262,17 @@ class Run(ShortRepr):
 
     @property
     def steps_done(self) -> int:
-        """Steps behind the last checkpoint."""
+        """Steps up to the last checkpoint."""
         return self._counters()[0]
 
     @property
     def seconds(self) -> float:
-        """Time spent on training up to the last checkpoint."""
+        """Training time up to the last checkpoint."""
         return self._counters()[1]
 
     @property
     def finished(self) -> bool:
-        """Whether all steps were made (a given model needs none), on the files of the task now."""
+        """Whether all steps were made (a given model has none), with the same task files."""
         return self.steps_done >= getattr(self.config, "steps", 0) and self.config.has_same_data
 
     def _counters(self) -> tuple[int, float]:
@@ -294,13 +287,7 @@ class Run(ShortRepr):
 
 @dataclass(frozen=True)
 class LoopsByLength:
-    """T(n) by the positions of an input: the n whose examples take as many, or the next.
-
-    Example:
-        >>> from loopinterp.tasks import get_task
-        >>> LoopsByLength(get_task("copy"))(8)  # three letters and three blanks, and two signs
-        3
-    """
+    """T(n) by the positions of an input, for the first n whose examples have at least as many."""
 
     task: Task
 
@@ -310,7 +297,7 @@ class LoopsByLength:
         return self.of(next(fits, n_pos))
 
     def of(self, n: int) -> int:
-        """T(n), and one loop where the task asks for none."""
+        """T(n), at least 1."""
         return max(self.task.n_loops(n), 1)
 
 
@@ -322,7 +309,6 @@ def given_model_config(
     origin: str,
     distribution: str | None = None,
 ) -> GivenModelConfig:
-    """The configuration of a run of this model; see :meth:`Run.from_model`."""
     from loopinterp.models import LoopedTransformer, LoopRule, WithVocabulary
     from loopinterp.models.protocol import need_model, own_depth, own_weights
     from loopinterp.models.study_examples import need_model_of
@@ -357,14 +343,13 @@ def given_model_config(
 
 
 def need_free_folder(folder: Path) -> None:
-    """Raise if a folder holds a run already: runs are never overwritten."""
     if (folder / CONFIG).exists():
         raise RunError(RunFault.TAKEN, f"output folder {folder}")
 
 
 @contextmanager
 def reading_counters(path: Path) -> Iterator[None]:
-    """Raise one error for everything that is wrong with a checkpoint's counters."""
+    """Raise one error for any fault of a checkpoint's counters."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -372,7 +357,7 @@ def reading_counters(path: Path) -> Iterator[None]:
 
 
 def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Raise if the texts of a file are not those of a checkpoint of a run."""
+    """Raise if a file is no checkpoint of this run."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
         raise RunError(RunFault.NO_STATE, f"checkpoint {path}")
     if metadata["config"] != config_hash(config):
@@ -380,7 +365,7 @@ def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping
 
 
 def complete_lines(path: Path) -> list[str]:
-    """Lines of a file that may end in the middle of one; none of a file that is not there."""
+    """Complete lines of a file that may end within one; none if it is missing."""
     # What stands after the last line's end was cut by a kill.
     return read_bytes(path).decode(errors="replace").split("\n")[:-1] if path.exists() else []
 
@@ -388,11 +373,7 @@ def complete_lines(path: Path) -> list[str]:
 def parse_metrics(
     path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
 ) -> list[dict[str, Any]]:
-    """The metrics in the lines of ``metrics.jsonl``, which go up to the step ``last`` at most.
-
-    Raises:
-        CheckpointError: If a line is not a JSON object, or they are not the lines of the seal.
-    """
+    """The metrics in the lines of ``metrics.jsonl``, up to step ``last``, checked by the seal."""
     rows = []
     for number, line in enumerate(lines, start=1):
         row = parse_json_object(line)
@@ -405,5 +386,4 @@ def parse_metrics(
 
 
 def _seal_of(path: Path) -> Seal | None:
-    """The seal of a file, if it is there."""
     return Seal.of_file(path) if path.exists() else None

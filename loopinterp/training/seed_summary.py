@@ -1,4 +1,4 @@
-"""Mean and standard error over seeds: of one setting, and of every setting of a sweep."""
+"""Mean and standard error over seeds, of one setting or of a sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEASURES = {
     for name, axes in EvaluationResult.VARIABLES.items()
     if not name.startswith("constant_")
 }
-"""The measures of an evaluation that are summarised, and their axes."""
+"""Summarised measures and their axes."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -33,10 +33,10 @@ class SeedSummary(Result, kind="seed-summary"):
     """Mean over seeds and its standard error, from an evaluation of each seed.
 
     Arrays:
-        exact_match: Mean over seeds; the other arrays of an evaluation likewise, as far as all of
-            the evaluations have them. Of a perplexity it is the geometric mean.
-        exact_match_se: Its standard error, ``s / sqrt(seeds)`` with s the standard deviation of
-            the seeds (n - 1 in its denominator). Of a perplexity it is that of its logarithm.
+        exact_match: Mean over seeds, as for the other arrays that all evaluations have; the
+            geometric mean of perplexities.
+        exact_match_se: Its standard error, ``s / sqrt(seeds)`` with s the standard deviation of the
+            seeds (denominator n - 1); for a perplexity, that of its logarithm.
 
     Attributes:
         n_samples: Examples in each cell of each evaluation.
@@ -54,21 +54,14 @@ class SeedSummary(Result, kind="seed-summary"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int) -> Lowest:
-        """The lowest mean exact match over the distributions at a length."""
+        """The lowest mean exact match at a length."""
         return lowest_at(self, length=length)
 
 
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
-    """Mean and standard error over seeds of evaluations of the same cells.
+    """Mean and standard error over seeds of evaluations of the same cells, one per seed.
 
-    The standard error includes the variation between seeds, unlike an interval over the examples
-    of one model.
-
-    Args:
-        results: One evaluation for each seed, with the same task and options.
-
-    Raises:
-        InputError: If there are fewer than two, one is given twice, or they are of other cells.
+    Unlike an interval over one model's examples, this includes the variation between seeds.
     """
     fix = "Evaluate runs of several seeds."
     need(len(results) > 1, "results", "two or more", str(len(results)), fix)
@@ -97,7 +90,7 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
 
 
 def _over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
-    """Mean and standard error (``NAME_se``) of each measure; NaN is the error of one seed alone."""
+    """Mean and standard error (``NAME_se``, NaN for one seed) of each measure."""
     arrays = {}
     for name in (name for name in _MEASURES if name in results[0].data):
         each = [result.data[name] for result in results]
@@ -112,7 +105,7 @@ def _over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
 
 
 def _difference(one: EvaluationResult, other: EvaluationResult) -> str | None:
-    """The name of an option or axis that two evaluations do not share."""
+    """The name of an option or axis that differs."""
     for name in ("task", "n_samples", "trained_up_to", "depth", "answered_after"):
         if getattr(one, name) != getattr(other, name):
             return name
@@ -132,19 +125,17 @@ _SUMMARISED = {name: axes for name, axes in _MEASURES.items() if "rule" not in a
 class SweepResult(Result, kind="sweep"):
     """Mean over the seeds of each setting, and its standard error.
 
-    A setting without a finished seed has NaN everywhere; one with a single seed has NaN as error.
+    NaN without a finished seed; the error is NaN for a single one.
 
     Arrays:
-        exact_match: Mean over seeds (see :func:`~loopinterp.training.summarise_seeds`); the other
-            measures of an evaluation likewise.
-        exact_match_se: Its standard error.
+        exact_match: Mean over seeds (see :func:`~loopinterp.training.summarise_seeds`), as for the
+            other measures of an evaluation.
         n_seeds: Seeds behind the mean.
         seconds: Mean time to train a seed.
 
     Attributes:
-        about: The sweep's question.
         n_samples: Examples behind each seed's share.
-        figure_axes: The figures: each measure, and the axis that it is drawn along.
+        figure_axes: The axis along which each measure is drawn.
         failed: Error messages, by setting and seed.
         missing: Settings and seeds that were not run yet (``only``).
         not_judged: Distributions of the task that were left out.
@@ -172,11 +163,11 @@ class SweepResult(Result, kind="sweep"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, setting: str, length: int) -> Lowest:
-        """The lowest mean exact match of a setting over the distributions at a length."""
+        """The lowest mean exact match of a setting at a length."""
         return lowest_at(self, setting=setting, length=length)
 
     def table(self) -> pd.DataFrame:
-        """The table of ``sweep.csv``, with ``n_seeds`` and the errors of the seeds (``failed``)."""
+        """The table of ``sweep.csv``, with ``n_seeds`` and ``failed``."""
         names = [n for n in self._widest() if n.removesuffix("_se") in _SUMMARISED]
         rows = self.to_dataframe(*names)
         settings = self.data["setting"].values.tolist()
@@ -192,7 +183,7 @@ class SweepResult(Result, kind="sweep"):
     def in_short(self, measure: str = "exact_match") -> pd.DataFrame:
         """Mean ± standard error as text: a row for each setting and distribution, by length.
 
-        Answers are read after the model's own number of loops, or the nearest that was measured.
+        Answers are read after the model's own number of loops, or the closest measured.
         """
         import pandas as pd
 
@@ -210,18 +201,17 @@ class SweepResult(Result, kind="sweep"):
 
 
 def mean_and_error(mean: float, error: float) -> str:
-    """``mean ± error``, without an error of one seed; ``-`` without a mean."""
+    """``mean ± error``; ``mean`` without an error, ``-`` without a mean."""
     return "-" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
 
 
 def cell_name(setting: str, seed: int) -> str:
-    """The name of a cell in a result."""
     return f"{setting}, seed {seed}"
 
 
 @dataclass(frozen=True)
 class FinishedCell:
-    """A finished cell: its setting and seed, and its evaluation."""
+    """A setting and seed with its evaluation."""
 
     setting: str
     seed: int
@@ -233,7 +223,7 @@ class FinishedCell:
 def gather(
     sweep: Sweep, finished: Sequence[FinishedCell], failed: Mapping[str, str]
 ) -> SweepResult:
-    """The result of a sweep at one scale; ``failed`` are errors, by :func:`cell_name`."""
+    """The result of a sweep; ``failed`` holds errors by :func:`cell_name`."""
     task, settings = sweep.base.make_task(), [*sweep.changes]
     coords = sweep.evaluation.coords(task)
     by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]

@@ -1,4 +1,4 @@
-"""Findings and figures of several seeds, and of a sweep."""
+"""Findings and figures of several seeds and of a sweep."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WORDS = {
 
 @findings_of.register
 def _(result: SeedSummary) -> list[Finding]:
-    """The mean at the least and the greatest length: the lowest, and for each distribution."""
+    """The mean at the least and greatest length: the lowest, and for each distribution."""
     cells, findings = result.data.sel(extra_loop=nearest_extra_loop(result)), []
     names, lengths = (cells[axis].values.tolist() for axis in ("distribution", "length"))
     if len(names) > 1 or result.not_judged:
@@ -168,7 +168,7 @@ def _figure(
 
 
 def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
-    """A dataset taken apart along some axes, each part with its name."""
+    """A dataset split along some axes, each part with its name."""
     parts = [("", cells)]
     for axis in axes:
         parts = [
@@ -180,18 +180,15 @@ def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
 
 
 def _name(axis: str, place: Any) -> str:
-    """The name of a place on an axis: of a setting, a length or a distribution."""
     return {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
 
 
 def _ran(result: SweepResult) -> list[str]:
-    """Settings with a finished seed."""
     settings, counts = (result.data[k].values.tolist() for k in ("setting", "n_seeds"))
     return [setting for setting, n_seeds in zip(settings, counts) if n_seeds]
 
 
 def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
-    """A line of a measure with its band for each place on an axis."""
     places = cells[axis].values.tolist()
     # Lengths have an order, and so their colours.
     colours = ramp(len(places)) if axis == "length" else [None] * len(places)
@@ -209,6 +206,6 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
 
 
 def _cutoffs(result: SweepResult, cell: xr.Dataset, by_loop: bool) -> list[Reference]:
-    """The greatest lengths in training of a panel's settings, on an axis of lengths."""
+    """Training cutoffs of a panel's settings, on an axis of lengths."""
     cutoffs = np.unique(result.data["trained_up_to"].sel(setting=cell["setting"]).values)
     return [Reference(int(n), "", "x") for n in cutoffs if np.isfinite(n) and not by_loop]

@@ -1,4 +1,4 @@
-"""Several seeds of one configuration, run through the loops together."""
+"""Several seeds of one configuration, with their loops in one batch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 
 
 def advance_together(trainers: Sequence[Trainer]) -> None:
-    """One step of each trainer, as each would make it alone, their loops in one batch.
+    """One step of each trainer, with all loops in one batch.
 
-    The loops run with the weights of all, stacked ``[seed, ...]``. Everything else (data, noise,
-    readout, gradient, optimiser, average) is each trainer's own.
-
-    Args:
-        trainers: Of configurations that differ in the seed alone. Each returns its own metrics
-            (:func:`read`).
+    The loops use all weights, stacked ``[seed, ...]``. Everything else (data, noise, readout,
+    gradient, optimiser, average) is each trainer's own. Configurations may differ only in the seed;
+    metrics are returned by :func:`read`.
     """
     if len(trainers) == 1:
         return trainers[0].advance()
@@ -53,7 +50,7 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
 
 
 def read(trainer: Trainer) -> list[dict[str, float | int]]:
-    """:meth:`Trainer.read`, whose errors name the seed."""
+    """:meth:`Trainer.read`, with the seed in errors."""
     try:
         return trainer.read()
     except InputError as error:
@@ -65,7 +62,7 @@ def read(trainer: Trainer) -> list[dict[str, float | int]]:
 def _answers(
     trainers: Sequence[Trainer], drawn: Sequence[Drawn]
 ) -> list[Float[Tensor, "ask batch pos d_model"]]:
-    """By seed, the state of each example after the loops at which it is read."""
+    """By seed, each example's state after the loops of its readings."""
     bound = [trainer.bind(one) for trainer, one in zip(trainers, drawn)]
     ends = torch.stack([one.questions.loops.amax(0) for one in drawn])  # [seed, example]
     order = ends.argsort(dim=1, descending=True, stable=True)  # those that run longest first
@@ -99,7 +96,7 @@ def _answers(
 
 
 def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos feature"]:
-    """Batches with zeros after their examples and positions, up to the largest of them."""
+    """Batches padded with zeros to the largest."""
     n, width = (max(x.shape[dim] for x in batches) for dim in (0, -2))
     return torch.stack(
         [
@@ -110,7 +107,7 @@ def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos
 
 
 class _Loops(nn.Module):
-    """All loops of one model as a ``forward``, which ``functional_call`` gives other weights."""
+    """All loops of a model as a ``forward``, for ``functional_call``."""
 
     def __init__(self, model: LoopedTransformer) -> None:
         super().__init__()
@@ -125,7 +122,7 @@ class _Loops(nn.Module):
         contexts: Sequence[AttentionContext],
         n_running: Sequence[int],
     ) -> list[Float[Tensor, "seed _ pos d_model"]]:
-        """States after 0, 1, … loops, into each of which the first ``n_running`` examples go."""
+        """States after 0, 1, … loops, each of the first ``n_running`` examples."""
         states, mask = [h], contexts[0].mask
         if self.model.relative_bias is not None:  # [seed, head, query, key]: each has its own
             mask = torch.cat([context.mask for context in contexts if context.mask is not None])
@@ -145,7 +142,7 @@ class _Loops(nn.Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, n: int) -> Tensor:
-    """Attention within each of ``n`` examples in rows ``[seed, head, place, d_head]``."""
+    """Attention within each of ``n`` examples, ``[seed, head, place, d_head]``."""
     # [seed and example, head, pos, d_head]
     q, k, v = (x.unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     if mask is not None and len(mask) > 1:

@@ -1,4 +1,4 @@
-"""The model that training begins with: random weights, or those of another run with fewer bits."""
+"""The model before training: random, or another run's with fewer bits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def starting_model(config: TrainingConfig) -> LoopedTransformer:
     """The model of a run before its first step.
 
-    Raises:
-        CheckpointError: If the model of ``start_from`` is not the one that the run began with.
-        ConfigError: If it is of another architecture, or has fewer bits.
+    If the model of ``start_from`` has changed since the run began, raise a ``CheckpointError``.
     """
     if config.start_from is None:
         return LoopedTransformer(config.model, seed=config.seed)
@@ -49,7 +47,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
     @torch.no_grad()
     def loss(model: LoopedTransformer) -> float:
-        """Cross-entropy of the answers where the objective first asks for them."""
+        """Cross-entropy of the answers at the objective's first reading."""
         logits = answers_at(model.bind(batch.inputs), question.loops[:1])
         return float(cross_entropy(logits[0], question.targets[0]))
 
@@ -60,7 +58,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
 
 def with_start(config: TrainingConfig) -> TrainingConfig:
-    """The same with the digest of the weights that training begins with."""
+    """The same with the digest of the initial weights."""
     if config.start_from is None:
         return config
     model = Run.load(config.start_from).model()
@@ -68,7 +66,7 @@ def with_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def _without_each_bit(model: LoopedTransformer) -> Iterator[LoopedTransformer]:
-    """The model without each of its bits in turn, which is -1 from then on."""
+    """The model without each of its bits in turn (fixed at -1)."""
     assert model.code is not None
     n_bits = model.code.n_bits
     for bit in range(n_bits):

@@ -1,4 +1,4 @@
-"""Running a sweep: every cell is a run; an interrupted sweep resumes."""
+"""Runs a sweep, each cell as a run, and resumes an interrupted one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loopinterp.core.run_files import Owner, record_training
 from loopinterp.core.storage import in_turn, need_writable, write_bytes, write_json
 from loopinterp.tasks.task import need
 from loopinterp.training.config import TrainingConfig
-from loopinterp.training.device import cpu_threads, resolve_device
+from loopinterp.training.device import cpu_threads
 from loopinterp.training.evaluation import EvaluationResult, evaluate
 from loopinterp.training.fitting import check_same, train
 from loopinterp.training.run import CHECKPOINT, CONFIG, Run
@@ -28,10 +28,10 @@ from loopinterp.training.sweep_file import Sweep, SweepEvaluation
 
 T = TypeVar("T")
 _Work = Callable[[T], str | None]
-"""From a cell to the message of its error, or None; it raises nothing."""
+"""From a cell to its error message, or None."""
 
 RESULT = f"results/generalisation{SUFFIX}"
-"""Where ``loopinterp evaluate`` and the report have it too."""
+"""The place where ``loopinterp evaluate`` and the report look too."""
 
 
 @checked
@@ -55,22 +55,17 @@ def run_sweep(
         OUT/sweep.csv            the table
         OUT/sweep.safetensors    the result
 
-    A cell that fails (an invalid setting, a loss that is not finite) stops no other; the result
-    names it in ``failed``. Finished cells are not run again.
+    A cell that fails (an invalid setting, a loss that is not finite) does not stop the others; the
+    result lists it in ``failed``. Finished cells are not run again.
 
     Args:
         sweep: The sweep (:meth:`Sweep.read` reads one).
-        out: Its folder.
-        scale: ``laptop`` or ``paper``, of those that it has; ``laptop`` if None.
-        only: Settings to run now; all if empty. The table has all that are finished.
-        jobs: Processes of this machine, 1 if None; most jobs at the same time on a cluster, any
-            number if None.
+        scale: ``laptop`` or ``paper``, if the sweep has it; ``laptop`` if None.
+        only: Settings to run now; all if empty. The table has all finished ones.
+        jobs: Processes of this machine, 1 if None; on a cluster, most simultaneous jobs, unlimited
+            if None.
         cluster: ``slurm``, to run each cell as a job there.
-        options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
-
-    Raises:
-        InputError: If a name is unknown, the folder cannot be written or holds another sweep's
-            runs, or the cluster is not available.
+        options: Parameters of submitit, such as ``timeout_min`` and ``slurm_partition``.
     """
     out, chosen = Path(out), sweep.at(scale)
     need_writable(out)
@@ -104,7 +99,7 @@ def run_sweep(
 
 
 def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int], str]]:
-    """The cells whose configuration is valid, and the errors of the others."""
+    """The valid cells, and the errors of the others."""
     coords = sweep.evaluation.coords(sweep.base.make_task())
     cells, invalid = [], {}
     for setting, seed in ((name, seed) for name in sweep.changes for seed in sweep.seeds):
@@ -135,9 +130,8 @@ def _in_processes(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in processes of this machine, with joblib; in this process for one job.
 
-    A process that dies (of lack of memory) ends those beside it too. The cells that are left
-    then run one by one, each in a process of its own, which shows the one that failed.
-    Yields the place of a cell, and the message of its error or None, as they end.
+    If a process dies (of lack of memory), the remaining cells run one by one, each in its own
+    process, to identify the failing one. Yields a cell's index and its error message or None.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -170,11 +164,10 @@ def _on_cluster(
     jobs: int | None,
     options: Mapping[str, Any],
 ) -> Iterator[tuple[int, str | None]]:
-    """Work on cells in jobs of a cluster, with submitit: one array of jobs, a cell each.
+    """Work on cells in jobs of a cluster, with submitit: one array of jobs, one per cell.
 
-    A job that is preempted or runs out of time is queued again, and resumes. The cells' folders
-    have to be on a shared file system; ``folder`` is for submitit's scripts and logs. Yields as
-    :func:`_in_processes`.
+    Preempted jobs are requeued and resume. The cells' folders must be on a shared file system;
+    ``folder`` holds submitit's scripts and logs. Yields as :func:`_in_processes`.
     """
     try:
         submitit: Any = import_module("submitit")
@@ -204,7 +197,7 @@ def _on_cluster(
 
 @dataclass(frozen=True)
 class _Requeued:
-    """Work that goes on in a new job when its own is taken away."""
+    """Work that continues in a new job."""
 
     work: _Work[Any]
 
@@ -220,9 +213,7 @@ class _Requeued:
 class SweepCell:
     """One setting and seed of a sweep: an ordinary run, trained and then evaluated.
 
-    Attributes:
-        folder: The run.
-        coords: The axes of the result, each with its coordinates.
+    ``coords`` holds the result's axes with their coordinates.
     """
 
     setting: str
@@ -233,7 +224,7 @@ class SweepCell:
     coords: Mapping[str, list[Any]]
 
     def result(self) -> EvaluationResult | None:
-        """The result of the run as it is now; None if it is not trained or not evaluated so."""
+        """The run's result, if it is trained and evaluated like this."""
         # Of another run, or made with other options, a result is made anew.
         if not (self.folder / RESULT).exists() or not Run.load(self.folder).finished:
             return None
@@ -249,9 +240,9 @@ class SweepCell:
 
 
 def run_cell(cell: SweepCell) -> str | None:
-    """Train and evaluate, or resume an unfinished cell; returns the message of an error.
+    """Train and evaluate, or resume, a cell; return the message of an error.
 
-    A cell that another process works on (that outlived a killed sweep) is waited for.
+    If another process (of a killed sweep) works on the cell, wait for it.
     """
     state, config, evaluation = (cell.folder / CHECKPOINT).parent, cell.config, cell.evaluation
     try:
@@ -262,8 +253,8 @@ def run_cell(cell: SweepCell) -> str | None:
             run = train(config, cell.folder, progress=False)
             record_training(run.folder, run.seconds)
             result = evaluate(
-                run.model(resolve_device(config.device)).eval(),
-                run.task(),
+                run.model(config.device),
+                run.task,
                 cell.coords["length"],
                 distributions=cell.coords["distribution"],
                 extra_loops=cell.coords["extra_loop"],

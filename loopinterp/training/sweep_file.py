@@ -1,4 +1,4 @@
-"""An experiment as a file: a base, settings that change it, seeds, and their evaluation."""
+"""An experiment as a file: base, settings, seeds, evaluation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from loopinterp.training.recipes import Line, apply_settings, get_recipe
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
-Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
-Along = Literal["length", "extra_loop", "loop"]
-Changes = tuple[str, ...]
+_Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
+_Along = Literal["length", "extra_loop", "loop"]
+_Changes = tuple[str, ...]
 
 
 @settings
@@ -38,7 +38,7 @@ class SweepEvaluation(Settings):
     seed: Seed = 0
 
     def coords(self, task: Task) -> dict[str, list[Any]]:
-        """The axes of the result on a task, each with its coordinates."""
+        """The result's axes with their coordinates."""
         names = task.distributions if self.distributions is None else self.distributions
         check_size(task, max(self.lengths), self.samples, "evaluation.lengths, evaluation.samples")
         return {
@@ -51,13 +51,13 @@ class SweepEvaluation(Settings):
 
 @settings
 class SweepScale(Settings):
-    """The changes of a sweep for one size of machine; ``about`` describes it in a line.
+    """Changes of a sweep for one size of machine; ``about`` describes it in a line.
 
     ``set`` adds changes of the base; seeds and evaluation replace the file's own.
     """
 
     about: Line
-    set: Changes = ()
+    set: _Changes = ()
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     evaluation: dict[str, Any] = field(default_factory=dict)
 
@@ -66,21 +66,19 @@ class SweepScale(Settings):
 class Sweep(WithConflicts):
     """Seeds times settings, their evaluation, and the figures.
 
-    All changes are ``KEY=VALUE``, as ``loopinterp train --set`` takes them.
+    Changes are ``KEY=VALUE``, as in ``loopinterp train --set``.
 
     Attributes:
-        about: Its question, in a line.
         recipe: Name of the recipe that is the base.
-        config: The base, where it is no recipe's.
+        config: The base, if not a recipe's.
         set: Changes of the base, for all settings.
         settings: Changes by name of the setting.
-        grid: In place of ``settings``: all combinations of the values of some keys.
-        show: The figures: each measure, and the axis that it is drawn along.
+        grid: Instead of ``settings``: all combinations of the values of some keys.
+        show: The figures: each measure, and the axis along which it is drawn.
         scales: Changes by size of machine, ``laptop`` or ``paper``.
 
     Raises:
-        ConfigError: If a name is unknown, a value is wrong, or there is no base. A single invalid
-            setting fails when it is run, and stops no other.
+        ConfigError: If a value is wrong. A single invalid setting fails only when it is run.
 
     Example:
         >>> sweep = Sweep(
@@ -101,10 +99,10 @@ class Sweep(WithConflicts):
     evaluation: SweepEvaluation
     recipe: str | None = None
     config: TrainingConfig | None = None
-    set: Changes = ()
-    settings: dict[str, Changes] = field(default_factory=dict)
+    set: _Changes = ()
+    settings: dict[str, _Changes] = field(default_factory=dict)
     grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = field(default_factory=dict)
-    show: dict[Measure, Along] = field(default_factory=lambda: {"exact_match": "length"})
+    show: dict[_Measure, _Along] = field(default_factory=lambda: {"exact_match": "length"})
     scales: dict[Literal["laptop", "paper"], SweepScale] = field(default_factory=dict)
 
     def _conflicts(self) -> Iterator[Conflict]:
@@ -132,11 +130,11 @@ class Sweep(WithConflicts):
 
     @classmethod
     def read(cls, path: str | Path) -> Sweep:
-        """A sweep from its JSON file; raise if it is missing, damaged or invalid."""
+        """A sweep from its JSON file."""
         return cls.from_dict(read_json_object(path))
 
     def at(self, scale: str | None = None) -> Sweep:
-        """The sweep at one scale, with no others left; of scales, ``laptop`` if None."""
+        """The sweep at one scale only (``laptop`` if None)."""
         if scale is None and not self.scales:
             return self
         chosen = self.scales[check_choice("scale", scale or "laptop", self.scales)]  # type: ignore[index]
@@ -160,8 +158,8 @@ class Sweep(WithConflicts):
         return apply_settings(start, self.set)
 
     @property
-    def changes(self) -> Mapping[str, Changes]:
-        """The changes of each setting, by its name."""
+    def changes(self) -> Mapping[str, _Changes]:
+        """The changes of each setting."""
         if not self.grid:
             return self.settings or {"base": ()}  # which changes nothing but the seed
         last = {key: key.split(".")[-1] for key in self.grid}
@@ -176,17 +174,16 @@ class Sweep(WithConflicts):
         }
 
     def config_of(self, setting: str, seed: int) -> TrainingConfig:
-        """The configuration of one setting and seed; raise if its changes are invalid."""
+        """The configuration of one setting and seed; raise if invalid."""
         changes = self.changes[check_choice("setting", setting, self.changes)]
         return apply_settings(self.base, [*changes, f"seed={seed}"])
 
     def pick(self, only: Sequence[str]) -> list[str]:
-        """Names of settings: those asked for, or all."""
+        """The named settings, or all."""
         return [check_choice("setting", name, self.changes) for name in only] or [*self.changes]
 
 
 def _text(value: Any) -> str:
-    """A value as ``--set`` takes it."""
     if isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""One training run in memory: model, optimiser, averaged weights, curriculum, random streams."""
+"""One training run in memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.models import LoopedTransformer
@@ -23,7 +24,6 @@ from loopinterp.training.device import (
     ONE_PROCESS,
     Processes,
     make_bind,
-    resolve_device,
     send,
     stream,
     with_noise,
@@ -48,8 +48,8 @@ class _Ema:
     """Running average of a model's parameters.
 
     ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each optimiser step, with
-    ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are
-    forgotten at once.
+    ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are soon
+    forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -60,7 +60,7 @@ class _Ema:
 
     @torch.no_grad()
     def update(self, *, unless: Bool[Tensor, ""] | None = None) -> None:
-        """Average in the current weights, except where ``unless`` is true."""
+        """Add the current weights, except where ``unless`` is true."""
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
         average = get_ema_multi_avg_fn(decay)
         shadow: list[Tensor] = list(self.shadow.values())
@@ -78,9 +78,7 @@ class Drawn:
 
     Attributes:
         inputs: Inputs of this process's examples, on the model's device.
-        position_offset: Where abacus positions start.
-        questions: The objective's questions to these examples.
-        ends: Loops of every example of the whole batch, of all processes.
+        ends: Loops of every example of the batch, over all processes.
     """
 
     inputs: Tensor
@@ -90,10 +88,10 @@ class Drawn:
 
 
 class Trainer(ShortRepr):
-    """Makes one optimiser step at a time; :meth:`state` and :meth:`load` freeze and thaw it.
+    """Makes one optimiser step at a time; :meth:`state` and :meth:`load` save and restore it.
 
     :meth:`step` returns its metrics, which waits for the device. :meth:`advance` does not wait;
-    :meth:`read` then returns the metrics of several steps at once, when they are :attr:`due`.
+    :meth:`read` then returns the metrics of several steps, when they are :attr:`due`.
 
     Example:
         >>> from loopinterp.training import RECIPES
@@ -130,20 +128,19 @@ class Trainer(ShortRepr):
         self._unread: list[tuple[Tensor, dict[str, Any]]] = []
 
     def step(self) -> dict[str, float | int]:
-        """Draw a batch, descend once, and return the metrics.
+        """Draw a batch, make one step, and return the metrics.
 
-        Raises:
-            InputError: If the loss or the gradient is not finite, which leaves the weights of the
-                step before; or if a weight is not finite after the step.
+        Raise if loss or gradient is not finite (weights stay those of the step before), or a weight
+        after the step.
         """
         self.advance()
         return self.read()[-1]
 
     def advance(self) -> None:
-        """A step whose metrics are read later: nothing waits for the device.
+        """A step that does not wait for the device.
 
-        After a step that is not finite no weight changes any more, and :meth:`read` raises; call it
-        before a checkpoint is written.
+        After a step that is not finite, weights no longer change, and :meth:`read` raises; call it
+        before writing a checkpoint.
         """
         with recording_gradients():
             self.optimiser.zero_grad(set_to_none=True)
@@ -153,7 +150,7 @@ class Trainer(ShortRepr):
             self.finish(drawn, supervised)
 
     def draw(self) -> Drawn:
-        """A batch, looked at before it is sent to the device."""
+        """A batch, inspected before it is sent to the device."""
         config, generator = self.config, self.generators["data"]
         lengths = self.curriculum.lengths(config.batch_size, generator)
         batch = self.task.sample(lengths, generator=generator, distribution=config.distribution)
@@ -173,7 +170,7 @@ class Trainer(ShortRepr):
         return Drawn(inputs, offset, questions, ends)
 
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
-        """The part of a step after the backward pass: the weights move, and are averaged."""
+        """The step after the backward pass: update and average the weights."""
         config, settings = self.config, self.config.optimiser
         lr = settings.lr * learning_rate_factor(
             settings,
@@ -209,7 +206,7 @@ class Trainer(ShortRepr):
 
     @property
     def due(self) -> bool:
-        """Whether metrics or a checkpoint are due, or the next lengths may depend on them."""
+        """Whether metrics or a checkpoint are due, or lengths may depend on them."""
         config, step = self.config, self.steps_done
         written = (config.log_every, config.checkpoint_every, config.steps)
         return any(step % every == 0 for every in written) or self.curriculum.may_grow(
@@ -217,10 +214,9 @@ class Trainer(ShortRepr):
         )
 
     def read(self) -> list[dict[str, float | int]]:
-        """Metrics of the steps since the last reading, in turn; the one wait for the device.
+        """Metrics of the steps since the last reading; waits for the device.
 
-        Raises:
-            InputError: As :meth:`step`, at the first of them that is not finite.
+        Errors are those of :meth:`step`, for the first step that is not finite.
         """
         unread, self._unread = self._unread, []
         metrics = []
@@ -245,8 +241,7 @@ class Trainer(ShortRepr):
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Everything that the next step depends on: tensors, and JSON as safetensors metadata.
 
-        Raises:
-            InputError: If there are steps that :meth:`read` has not returned.
+        Raise if :meth:`read` has not returned all steps.
         """
         expected, fix = "steps that are known to be finite", "Call trainer.read() first."
         got = f"{len(self._unread)} that have not been read"
@@ -269,11 +264,7 @@ class Trainer(ShortRepr):
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
-        """Take back what :meth:`state` gave.
-
-        Raises:
-            CheckpointError: If it is of another model or of another version.
-        """
+        """Restore a :meth:`state`; one of another model or version is a ``CheckpointError``."""
         # AdamW makes its moments at the first step; they are there before it for what is loaded.
         for parameter in self.model.parameters():
             self.optimiser.state[parameter] = {
@@ -299,12 +290,12 @@ class Trainer(ShortRepr):
         self._spoiled.fill_(False)
 
     def autocast(self) -> torch.autocast:
-        """The context of a forward pass: the configured precision."""
+        """The configured precision of a forward pass."""
         half = self.config.precision == "bf16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
 
     def bind(self, drawn: Drawn) -> Iteration:
-        """The model bound to what was drawn."""
+        """The model bound to the drawn inputs."""
         return self._bind(drawn.inputs, position_offset=drawn.position_offset, checked=True)
 
     def _supervise(self, drawn: Drawn) -> Supervised:
@@ -316,7 +307,7 @@ class Trainer(ShortRepr):
 
     @contextmanager
     def _soft_signs(self) -> Iterator[None]:
-        """The signs of a state code as soft as they are at this step."""
+        """Soft signs of a state code at this step's hardness."""
         code, settings = self.model.code, self.config.code
         if code is None:
             yield
@@ -332,7 +323,7 @@ class Trainer(ShortRepr):
             yield
 
     def _started(self, iteration: Iteration) -> Iteration:
-        """The iteration from initial bits that are drawn, in some examples."""
+        """The iteration from random initial bits, in some examples."""
         code, settings = self.model.code, self.config.code
         everywhere, somewhere = settings.random_everywhere, settings.random_somewhere
         if code is None or not everywhere + somewhere:
@@ -346,13 +337,13 @@ class Trainer(ShortRepr):
         return replace(iteration, h0=code.state(2.0 * bits - 1).to(h).where(drawn[..., None], h))
 
     def noise(self, like: Tensor, running: Iterable[int]) -> Iterator[Tensor]:
-        """The noise before each loop, for the examples that run it."""
+        """The noise before each loop."""
         std, generator = self.config.state_noise, self.generators["noise"]
         kind = {"device": like.device, "dtype": like.dtype, "generator": generator}
         return (std * torch.randn(n, *like.shape[1:], **kind) for n in running if std)
 
     def _noise_of(self, drawn: Drawn, like: Tensor) -> Iterator[Tensor]:
-        """The rows of the whole batch's noise that belong to this process's examples."""
+        """The rows of the batch's noise for this process's examples."""
         running = [int((drawn.ends >= loop).sum()) for loop in range(1, int(drawn.ends.max()) + 1)]
         noise = self.noise(like, running)
         if self.processes.count == 1:
@@ -363,7 +354,7 @@ class Trainer(ShortRepr):
         return iter([x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)])
 
     def _position_offset(self) -> int | Tensor:
-        """Abacus positions start anywhere in training, so that all of the table is trained."""
+        """Random starts of abacus positions, to train the whole table."""
         model = self.config.model
         if model.positions != "abacus":
             return 0
@@ -373,7 +364,7 @@ class Trainer(ShortRepr):
         return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
-        """Raise if a step was not finite, or spoiled a weight; it and later ones do not count."""
+        """Raise if a step, or a weight after it, was not finite."""
         numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}
         wrong = [what for what, value in numbers.items() if not math.isfinite(value)]
         if not wrong:

@@ -1,4 +1,4 @@
-"""Trained models that come with the package: a folder each, with a card of what it can do."""
+"""Trained models that come with the package, one folder each, with measured cards."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The card of a trained model: measured once, kept beside the weights, and checked by the tests."""
+"""The card of a trained model: measured once, kept beside the weights, checked by the tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TIMES_THE_CUTOFF = (1, 2, 4, 8)  # lengths of a card
 
 
 class Failure(NamedTuple):
-    """A place where exact match is low; its text says so in words."""
+    """A place where exact match is low; ``str`` describes it."""
 
     distribution: str
     length: int
@@ -59,14 +59,14 @@ class Card(Settings):
     """A model of the zoo: its training and its accuracy.
 
     Attributes:
-        note: What it is an example of, in a line.
-        recipe: The recipe that it was trained by; None where it was trained elsewhere.
-        changes: Settings that are not the recipe's, by dotted name.
+        note: What it is an example of.
+        recipe: The recipe that it was trained by; None if it was trained elsewhere.
+        changes: Settings that differ from the recipe, by dotted name.
         weights: Number of its weights.
-        minutes: Time its training took, if that is known.
+        minutes: Duration of its training, if known.
         samples: Least number of examples behind each share.
-        exact_match: Share of examples that are wholly right, by input distribution, length (of
-            those for which the model has positions), and loops beyond T(n); fewer where negative.
+        exact_match: Share of examples that are wholly right, by input distribution, length (where
+            the model has enough positions), and loops beyond T(n); negative means fewer.
     """
 
     note: Line
@@ -103,7 +103,7 @@ class Card(Settings):
         return table.rename_axis(index=["distribution", "length"], columns="extra_loop")
 
     def lowest_table(self) -> pd.DataFrame:
-        """The lowest exact match after T(n) loops, and on which distributions: a row a length."""
+        """For each length, the lowest exact match after T(n) loops, and on which distributions."""
         import pandas as pd
 
         rows = {n: self.lowest(n) for n in self.worst()}
@@ -151,9 +151,6 @@ def make_entry(
         recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
-
-    Raises:
-        InputError: If the folder is taken, the recipe unknown, or the run not finished.
     """
     folder = Path(folder)
     need_writable(folder)
@@ -194,11 +191,10 @@ def make_entry(
 def measure_card(
     run: Run, *, samples: int, seed: int, distributions: Sequence[str] | None = None
 ) -> dict[str, dict[int, dict[int, float]]]:
-    """A card's :attr:`Card.exact_match`, on all distributions of the run's task if None."""
-    model, task = run.model(), run.task()
+    """A card's :attr:`Card.exact_match`; on all distributions of the task if None."""
+    model, task = run.model(), run.task
 
     def fits(n: int) -> bool:
-        """Whether the model has positions for problems of a length."""
         one = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))
         try:
             model.bind(one.inputs)

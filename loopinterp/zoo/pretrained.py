@@ -1,10 +1,11 @@
-"""Models that are trained already, by name."""
+"""Trained models by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.run_files import CONFIG, Owner, record_how_it_was_made
 from loopinterp.core.storage import need_writable, read_bytes, read_json_object, write_bytes
@@ -14,33 +15,56 @@ from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, Card
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
+
+    from loopinterp.models import LoopedTransformer
 
 _ZOO = Path(__file__).parent
 
 
-def _names() -> list[str]:
+def list_names() -> list[str]:
+    """The names of the models of the zoo."""
     return sorted(path.parent.name for path in _ZOO.glob(f"*/{CARD}"))
 
 
-def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
-    """A run of the zoo: a trained model with its task, without training and offline.
+@checked
+def load_pretrained(name: str, *, device: str | torch.device = "cpu") -> LoopedTransformer:
+    """A trained model of the zoo, with its task as ``model.task``, offline.
 
     Args:
         name: One of :func:`list_pretrained`.
-        folder: Where to copy it, for studies that save results; a copy that is there already is
-            taken with its results. None opens the zoo's own, to be read only.
+        device: ``cpu``, ``cuda``, or ``auto``.
+
+    Raises:
+        InputError: If there is no model of that name, or no such device.
+
+    Example:
+        >>> model = load_pretrained("addition")
+        >>> batch = model.task.encode([(27, 90)], n=8)
+        >>> right = model(batch.inputs).argmax(-1) == batch.targets
+        >>> bool(right[batch.targets >= 0].all())
+        True
+    """
+    return pretrained_run(name).model(device)
+
+
+@checked
+def pretrained_run(name: str, folder: str | Path | None = None) -> Run:
+    """The run of a model of the zoo: its configuration, task and folder beside the model.
+
+    Args:
+        name: One of :func:`list_pretrained`.
+        folder: Where to copy it, for studies that save results; an existing copy is used with its
+            results. None opens the zoo's own folder, to be read only.
 
     Raises:
         InputError: If there is no model of that name, or the folder holds another run.
 
     Example:
-        >>> run = load_pretrained("addition")
-        >>> batch = run.task().encode([(27, 90)], n=8)
-        >>> right = run.model()(batch.inputs).argmax(-1) == batch.targets
-        >>> bool(right[batch.targets >= 0].all())
-        True
+        >>> pretrained_run("addition").cutoff
+        12
     """
-    entry = _ZOO / check_choice("pretrained model", name, _names())
+    entry = _ZOO / check_choice("pretrained model", name, list_names())
     if folder is None:
         return Run.load(entry)
     folder = Path(folder)
@@ -79,17 +103,17 @@ def get_card(name: str) -> Card:
         >>> get_card("addition").recipe
         'addition'
     """
-    known = check_choice("pretrained model", name, _names())
+    known = check_choice("pretrained model", name, list_names())
     return Card.from_dict(read_json_object(_ZOO / known / CARD))
 
 
 def list_pretrained() -> pd.DataFrame:
-    """The models of the zoo, one a row, by name.
+    """The models of the zoo, a row each, by name.
 
     Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
-    times that, on the distribution where it is lowest (NaN without positions for them); the one
-    distribution with the lowest at the first of these lengths below 1, or "" if several have it or
-    none is below; and a note.
+    times that, on the worst distribution (NaN without enough positions); the worst distribution at
+    the first of these lengths below 1 ("" if there is no single one); and a note. Printed, it has
+    no weights and notes, to fit into 80 columns.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
@@ -97,9 +121,15 @@ def list_pretrained() -> pd.DataFrame:
     """
     import pandas as pd
 
+    class Listing(pd.DataFrame):
+        def __repr__(self) -> str:
+            shown = pd.DataFrame(self).drop(columns=["weights", "lowest_on", "note"])
+            shown.columns = shown.columns.str.removeprefix("exact_")
+            return shown.to_string(na_rep="")
+
     rows = {}
-    for name in _names():
-        run, card = load_pretrained(name), get_card(name)
+    for name in list_names():
+        run, card = pretrained_run(name), get_card(name)
         worst = card.worst()
         imperfect = next((n for n, share in worst.items() if share < 1), None)
         lowest = () if imperfect is None else card.lowest(imperfect).distributions
@@ -107,4 +137,4 @@ def list_pretrained() -> pd.DataFrame:
         rows[name] = {"task": run.config.task, "weights": card.weights, "trained_to": run.cutoff}
         rows[name] |= exact | {"lowest_on": lowest[0] if len(lowest) == 1 else ""}
         rows[name]["note"] = card.note
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("name")
+    return Listing(pd.DataFrame.from_dict(rows, orient="index").rename_axis("name"))

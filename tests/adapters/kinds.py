@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.adapters import (
+    AlbertAdapter,
     HRMAdapter,
     HRMTextAdapter,
     HuginnAdapter,
@@ -19,7 +20,7 @@ from loopinterp.adapters import (
     TRMAdapter,
     adapt,
 )
-from tests.adapters.published import hrm, hrm_text, huginn, ouro, trm
+from tests.adapters.published import albert, hrm, hrm_text, huginn, ouro, trm
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Kind:
             its dotted name, the site, the layer, how often it has run before in a loop, and how
             often it runs in one.
         halts: The component of its gate or head; None where it has none.
+        runs: The number of first loops that run that module; None: all.
     """
 
     adapter: type[PublishedModel]
@@ -41,11 +43,14 @@ class Kind:
     native: Callable[[Any, Tensor, int, Tensor], Tensor]
     written: tuple[str, str, int, int, int]
     halts: str | None = None
+    runs: int | None = None
 
 
 def _plain(module: Any) -> Callable[[Any, Tensor, int, Tensor], Tensor]:
     return lambda model, tokens, n_loops, start: module.native(model, tokens, n_loops)
 
+
+_GROUP = "encoder.albert_layer_groups.0.albert_layers"
 
 KINDS: dict[str, Kind] = {
     "ouro": Kind(
@@ -87,6 +92,25 @@ KINDS: dict[str, Kind] = {
         _plain(trm),
         ("inner.L_level.layers.0.mlp.down_proj", "hook_mlp_out", 2, 1, 4),
         "hook_halt",
+    ),
+    "albert": Kind(
+        AlbertAdapter,
+        albert.tiny,
+        _plain(albert),
+        (f"albert.{_GROUP}.0.attention.dense", "hook_attn_out", 0, 0, 1),
+    ),
+    "albert-groups": Kind(
+        AlbertAdapter,
+        lambda: albert.tiny(num_hidden_groups=2, inner_group_num=2),
+        _plain(albert),
+        (f"albert.{_GROUP}.1.ffn_output", "hook_mlp_out", 1, 0, 1),
+        runs=2,
+    ),
+    "albert-states": Kind(
+        AlbertAdapter,
+        lambda: albert.tiny(head=False, inner_group_num=2),
+        _plain(albert),
+        (f"{_GROUP}.1.attention.dense", "hook_attn_out", 1, 0, 1),
     ),
 }
 

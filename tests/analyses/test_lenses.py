@@ -69,7 +69,7 @@ def test_which_bits_the_logit_lens_reads_late(name: str) -> None:
     task, generator = Addition(), torch.Generator().manual_seed(7)
     n, longest, pairs = (48, 40, 8) if name == NO_SPARE else (14, 9, 24)
     sample = sample_chains(task, n, max_chain=longest, n_pairs=pairs, generator=generator)
-    result = lens_study(load_pretrained(name).model(), sample.inputs, lens="logit", n_loops=n + 1)
+    result = lens_study(load_pretrained(name), sample.inputs, lens="logit", n_loops=n + 1)
     answer = result.data["answer"].sel(layer="state").values
     late = {True: 0, False: 0}
     for chain, (rows, places) in enumerate(zip(sample.row, sample.pos), 1):

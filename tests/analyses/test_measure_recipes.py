@@ -81,7 +81,7 @@ def test_what_is_written_is_what_the_runs_do(
     by_length = measurement.exact_match["chain"]
     assert {2, 4} <= {*by_length}
     for k, run in enumerate(runs):
-        evaluated = evaluate(run.model(), run.task(), [*by_length], n_samples=8).data
+        evaluated = evaluate(run.model(), run.task, [*by_length], n_samples=8).data
         for n, shares in by_length.items():
             at = evaluated["exact_match"].sel(
                 extra_loop=0, distribution="chain", length=n, estimate="value"

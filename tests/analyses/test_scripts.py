@@ -57,7 +57,7 @@ ELSEWHERE = (
         "outside_eap_ig",
         "trained_circuits",
     ),
-    *("pictures", "run_notebooks", "still_pictures"),
+    *("build_site", "pictures", "run_notebooks", "still_pictures"),
     *("published_code", "published_settings", "reproductions"),
     *("budget_law", "fixed_point_grid", "grid_claims", "long_addition", "settled_but_wrong"),
     *(
@@ -73,6 +73,7 @@ ELSEWHERE = (
     "finite_models",
     "reduced_models",
     "decompiling_benchmark",
+    "trained_albert",
     *("ouro_small_results", "train_ouro_small"),
 )
 """With tests of their own, here or in a file of their name."""

@@ -18,7 +18,8 @@ from loopinterp.adapters import TokenWords, adapt, load_published, load_tokenize
 from loopinterp.app.lens_page import write_lens_page
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.lenses import fit_tuned_lens, lens_study
-from loopinterp.pages import Exploration, typed_example
+from loopinterp.pages import Exploration
+from loopinterp.tasks import typed_example
 from tests.adapters.published import hrm_text, ouro
 from tests.cli.test_cli import Command, assert_refused, command
 
@@ -166,8 +167,8 @@ def test_a_model_of_the_zoo_and_a_lens_that_is_fitted_first(
     monkeypatch.chdir(tmp_path)
     page, found = write_lens_page("parity", "1 0 1", lens=lens, progress=False)
     assert page.resolve() == tmp_path / "lens.html" and found.lens == lens
-    run = loopinterp.load_pretrained("parity")
-    prompt = typed_example(run.task(), "1 0 1")
+    run = loopinterp.zoo.pretrained_run("parity")
+    prompt = typed_example(run.task, "1 0 1")
     read = lens_study(run.model().eval(), prompt, lens=lens)  # type: ignore[arg-type]
     state = read.data.sel(layer="state").transpose("batch", "loop", "pos", ...)
     np.testing.assert_array_equal(found.data["answer"][..., 0], state["answer"])
@@ -266,7 +267,7 @@ def test_no_hub_is_asked_for_a_path_that_is_mistyped(
         asked.append(source)
         raise OSError("no such model")
 
-    for kind in ("AutoTokenizer", "AutoModelForCausalLM"):
+    for kind in ("AutoTokenizer", "AutoConfig"):
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", ask)
     readers = (load_published, load_tokenizer, lambda name: write_lens_page(name, "1 + 1"))
     for read in readers:

@@ -20,7 +20,7 @@ def test_a_model_whose_start_was_chosen_is_made_by_all_stages(
     config = TINY.replace(steps=2)
     first = training.train(config, tmp_path / "bits-1", progress=False)
     chosen = Run.from_model(
-        first.model(), first.task(), tmp_path / "chosen", max_n=2, origin="trained elsewhere"
+        first.model(), first.task, tmp_path / "chosen", max_n=2, origin="trained elsewhere"
     )
     stages = [
         FiniteStage(1, first, True, {2: 1.0}),

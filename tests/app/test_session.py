@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import loopinterp
 from loopinterp.app import workflow
 from loopinterp.app.catalogue import STUDIES
 from loopinterp.app.session import MOST_LOOPS, MOST_WORK, Session, open_run
@@ -22,6 +24,7 @@ from loopinterp.tasks import Addition, Task, get_task, list_tasks
 from loopinterp.tasks.sampling import longest_length
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.training import Run, evaluate
+from tests.refusals import naming
 
 
 def small(seed: int) -> LoopedTransformer:
@@ -200,3 +203,22 @@ def test_analyze_takes_a_length_that_the_task_has(tmp_path: Path) -> None:
     for wrong in (0, 13, 10**20):
         with pytest.raises(InputError):
             workflow.analyze_run(folder, studies=["convergence"], length=wrong, progress=False)
+
+
+def test_a_loaded_run_has_its_task_as_the_run_has_it(model: Session) -> None:
+    run, loaded = Run.load(model.folder), loopinterp.load(model.folder)
+    assert loaded.task == run.task == run.model().task
+    assert torch.equal(next(loaded.parameters()), next(run.model().parameters()))
+
+
+@pytest.mark.parametrize("opened", [loopinterp.load, open_run])
+def test_the_name_of_a_model_of_the_zoo_is_no_folder(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with naming("run addition", CheckpointError) as caught:
+        opened("addition")
+    assert "load_pretrained('addition')" in caught.value.fix
+    with naming("run nothing", CheckpointError) as caught:
+        opened("nothing")
+    assert "load_pretrained" not in caught.value.fix

@@ -16,7 +16,7 @@ import torch
 
 from loopinterp.models import LoopedTransformer
 from loopinterp.pages import Exploration, explore, write_results
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import load_pretrained, pretrained_run
 from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage, faults_of_accessibility
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ _FINGER = """async ([clientX, clientY]) => {
 
 @pytest.fixture(scope="module")
 def model() -> LoopedTransformer:
-    return load_pretrained("addition").model().eval()
+    return load_pretrained("addition")
 
 
 @pytest.fixture(scope="module")
 def explored(model: LoopedTransformer) -> Exploration:
-    task = load_pretrained("addition").task()
+    task = pretrained_run("addition").task
     return explore(model, task, programs=["ripple", "lookahead"], n=BITS, batch_size=32)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from loopinterp.pages import ExplorerWidget
 from loopinterp.tasks import Addition
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 from tests.browser.conftest import FRONT_END, NOTEBOOK, WIDE, faults_of_accessibility
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def widget() -> ExplorerWidget:
-    run = load_pretrained("addition")
+    run = pretrained_run("addition")
     model = run.model().eval()
     batch = Addition().encode([(1, 126), (1, 127), (5, 9), (64, 64)], n=8)
     return ExplorerWidget(model, batch, programs=["ripple", "latched_chain"], examples=4)

@@ -31,7 +31,7 @@ from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 
 batch = Addition().encode([(1, 126), (1, 127), (5, 9), (64, 64)], n=8)
-ExplorerWidget(load_pretrained("addition").model(), batch, programs=["ripple"], examples=4)
+ExplorerWidget(load_pretrained("addition"), batch, programs=["ripple"], examples=4)
 """
 
 # A notebook's own style reaches into what it shows: the facts of a place must stay in their cells.

@@ -123,7 +123,7 @@ def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> 
 
 def test_a_prompt_is_shown_on_a_page_of_its_own(command: Command, tmp_path: Path) -> None:
     run, page = tmp_path / "mine", tmp_path / "lens.html"
-    loopinterp.load_pretrained("addition", run)
+    loopinterp.zoo.pretrained_run("addition", run)
     answer = command("lens", run, "--prompt", "5 + 3", "--out", page, "--json").json
     assert answer["tokens"] == ["BOS", "1+1", "0+1", "1+0", "0+0"]
     assert answer["page"] == str(page) and page.stat().st_size < 200_000
@@ -593,7 +593,7 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (["--task", "addition", "--device", "tpu"], ["device", "tpu"]),
         (["--task", "addition", "--device", "cuda:99"], ["cuda:99", "expected a GPU"]),
         (["--task", "addition", "--device", "cuda:²"], ["device", "auto, cpu, cuda"]),
-        (["--task", "addition", "--seed", str(2**63)], ["--seed", "9223372036854775807"]),
+        (["--task", "addition", "--seed", str(2**63)], ["seed", "9223372036854775807"]),
         (["--task", "addition", "--set", f"seed={2**63}"], ["seed", "0..9223372036854775807"]),
         (["--task", "addition", "--threads", "100000"], ["--threads", "256"]),
         (["--task", "addition", "--set", "threads=100000"], ["threads", "1..256"]),
@@ -623,7 +623,7 @@ def test_cuda_without_a_gpu_is_refused_by_every_command_that_takes_a_device(
     before = contents(run)
     for name in ("evaluate", "analyze"):
         answer = command(name, run, "--device", "cuda")
-        assert_refused(answer, "expected a GPU", "Use --device cpu.")
+        assert_refused(answer, "device 'cuda'", "expected a GPU", "cpu")
     assert contents(run) == before
 
 
@@ -711,7 +711,7 @@ def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, na
         (["evaluate", "--samples", "99999999999"], ["lengths, n_samples", "or fewer"]),
         (["evaluate", "--device", "cuda:²"], ["device", "'cuda:²'"]),
         (["evaluate", "--seed", "-1"], ["--seed", "0"]),
-        (["analyze", "--seed", str(2**63)], ["--seed", "9223372036854775807"]),
+        (["analyze", "--seed", str(2**63)], ["seed", "9223372036854775807"]),
         (["analyze", "--threads", "100000"], ["--threads", "256"]),
         (["report", "--out", ""], ["--out", "expected a path, got ''"]),
         (["evaluate", "--stop", "residua"], ["Did you mean 'residual'?"]),
@@ -1069,3 +1069,42 @@ def test_bits_are_dropped_and_each_stage_is_said(command: Command, tmp_path: Pat
     refused = command("train", "--task", "addition", "--drop-bits", "--out", tmp_path / "other")
     assert_refused(refused, "state_code", "Set model.state_code=4")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_type_of_python_is_in_the_help(command: Command, name: str) -> None:
+    said = command(name, "--help").out
+    assert not re.search(r"<\w+|\{\w+\.\.\.|922337|list\[", said)
+
+
+def test_what_is_wrong_is_said_before_what_is_missing(command: Command, tmp_path: Path) -> None:
+    refused = command("compile", "rippel")
+    assert refused.status == 2 and "'ripple'" in refused.err and "max-length" not in refused.err
+    refused = command("sweep", tmp_path / "x.toml")
+    assert_refused(refused, "x.toml")
+
+
+def test_a_page_is_replaced_only_if_it_is_named(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for page in ("lens.html", "lens-2.html"):
+        assert command("lens", "parity", "--prompt", "1 0", "--json").json["page"] == page
+    before = Path("lens.html").read_bytes()
+    command("lens", "parity", "--prompt", "1 1 1", "--out", "lens.html")
+    assert Path("lens.html").read_bytes() != before
+
+
+def test_what_is_made_without_a_folder_is_in_runs(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("compile", "parity", "--max-length", "3").status == 0
+    assert Run.load("runs/parity").config.task == "parity"
+    assert (
+        command("train", "--config", run / "config.json", "--json").json["run"] == "runs/addition"
+    )
+    assert Run.load("runs/addition").config == Run.load(run).config
+    before = contents(tmp_path / "runs")
+    assert_refused(command("train", "--task", "parity"), "runs/parity")  # taken
+    assert contents(tmp_path / "runs") == before

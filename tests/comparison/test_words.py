@@ -17,6 +17,7 @@ from loopinterp.comparison.words import (
     headline,
     in_loops,
     reason_in_words,
+    verdict_table,
     why_none,
 )
 from loopinterp.programs.program import ProgramOffset
@@ -184,6 +185,22 @@ def test_rivals_with_one_reason_stand_together():
     rivals = [Reason("not_separated", {"program": name}) for name in ("b", "c")]
     verdict = Verdict(identified=None, closest="a", reasons=[Reason("no_effect"), *rivals])
     assert why_none(verdict).count(";") == 1 and "“b” and “c”" in why_none(verdict)
+
+
+def test_a_notebook_shows_the_programs_of_a_verdict_and_its_reasons():
+    none = Verdict(
+        identified=None,
+        closest="late_ripple",
+        clean_fits=["late_ripple", "<b>"],
+        reasons=[Reason("no_effect")],
+    )
+    table = verdict_table(none)
+    assert "“late ripple” and “&lt;b&gt;”" in table
+    assert why_none(none) in table and "Identified:" not in table
+    assert none._repr_html_() == table
+    assert "Identified: “late ripple”" in verdict_table(
+        Verdict(identified="late_ripple", closest="late_ripple")
+    )
 
 
 def test_interventions_that_lead_off_distribution_are_counted():

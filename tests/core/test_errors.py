@@ -11,6 +11,7 @@ from loopinterp.core.errors import (
     ConfigError,
     HookError,
     InputError,
+    UnknownKeyError,
     check_choice,
     check_integer,
     check_number,
@@ -48,6 +49,17 @@ def test_the_nearest_known_name_is_suggested() -> None:
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert "Did you mean" not in str(unknown_name("task", "zzzz", ["addition", "parity"]))
+
+
+def test_a_choice_of_one_is_the_fix() -> None:
+    error = unknown_name("positions", "every", ["all at once"])
+    assert error.expected == "'all at once'" and "'all at once'" in error.fix
+
+
+def test_an_unknown_key_is_a_key_error_with_the_whole_message() -> None:
+    error = unknown_name("recipe", "adition", ["addition", "parity"], UnknownKeyError)
+    assert isinstance(error, KeyError) and isinstance(error, InputError)
+    assert str(error).startswith("recipe: ") and "'addition'" in error.fix
 
 
 def test_long_lists_are_cut_and_counted() -> None:

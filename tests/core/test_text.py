@@ -175,6 +175,7 @@ def _examples() -> dict[str, Any]:
         "Regimes": dynamics.classify_regimes(states),
         "LayerLimits": dynamics.LayerLimits(states[:, None, :, 0, 0], states[:2], states[:2]),
         "PrincipalAxes": dynamics.principal_axes(states),
+        "Rotation": dynamics.find_rotation(torch.randn(20, 1, 4)),
         "SettlingClass": dynamics.SettlingClass.MARGINAL,
         "SettlingClasses": dynamics.classify_settling(states),
         "SettlingCriteria": dynamics.SettlingCriteria(),

@@ -18,7 +18,7 @@ from loopinterp.decompiler import Decompilation, decompilation_study, decompile
 from loopinterp.figures import CircuitGraph
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import Addition, get_task
-from loopinterp.zoo import load_pretrained
+from loopinterp.zoo import pretrained_run
 
 
 @cache
@@ -148,8 +148,8 @@ def test_another_task_is_refused() -> None:
 
 def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
     """A model with a state code whose weights are trained: the zoo's."""
-    run = load_pretrained("addition-finite")
-    result = decompilation_study(run.model(), run.task(), n=4)
+    run = pretrained_run("addition-finite")
+    result = decompilation_study(run.model(), run.task, n=4)
     name = "ripple from carry = carry_at_first"
     assert result.identified == name
     assert result.claim.transitions == 73

@@ -146,7 +146,7 @@ def every_single_interchange(model: LoopedTransformer, n: int) -> InterchangePai
 
 def test_the_printed_program_is_the_model_under_every_single_interchange():
     """At every loop, of every input; and it compiles into weights that do the same."""
-    model = load_pretrained("addition-finite").model()
+    model = load_pretrained("addition-finite")
     program = finite_program(model, ADDITION)
     assert program is not None
     again = compile_program(program, max_length=6).model

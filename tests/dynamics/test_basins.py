@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp import load_pretrained
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.dynamics import (
@@ -27,6 +26,7 @@ from loopinterp.dynamics import (
 from loopinterp.dynamics.basins import _corner_states, _StatePlane
 from loopinterp.models import bind
 from loopinterp.tasks import Batch
+from loopinterp.zoo import pretrained_run
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, random_state, rotation
 
 CORNERS = {"e1": torch.tensor([[3.0, 0]]).double(), "e2": torch.tensor([[0, 2.0]]).double()}
@@ -191,9 +191,9 @@ def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
 
 @cache
 def _addition() -> tuple[Any, Batch]:
-    run = load_pretrained("addition")
+    run = pretrained_run("addition")
     generator = torch.Generator().manual_seed(0)
-    return run.model(), run.task().sample(12, batch_size=3, generator=generator)
+    return run.model(), run.task.sample(12, batch_size=3, generator=generator)
 
 
 def test_each_start_of_a_trained_model_goes_where_it_goes_alone() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp import load_pretrained
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.dynamics import (
@@ -20,6 +19,7 @@ from loopinterp.dynamics import (
 )
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import IGNORE, Addition, Batch
+from loopinterp.zoo import pretrained_run
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
 
 
@@ -280,8 +280,8 @@ def test_the_study_on_the_gpu_is_that_on_the_cpu() -> None:
 @pytest.mark.parametrize(("dtype", "floor"), [(torch.bfloat16, 2**-6), (torch.float16, 2**-9)])
 def test_half_precision_says_where_rounding_decides(dtype: torch.dtype, floor: float) -> None:
     """A model at rest in float32 is at rest in half precision: its last updates are rounding."""
-    run = load_pretrained("parity")
-    batch = run.task().sample(6, batch_size=6, generator=torch.Generator().manual_seed(0))
+    run = pretrained_run("parity")
+    batch = run.task.sample(6, batch_size=6, generator=torch.Generator().manual_seed(0))
     whole, half = (
         convergence_study(run.model().to(kind), batch, n_loops=40, n_spectral=0)
         for kind in (torch.float32, dtype)

@@ -284,7 +284,7 @@ def _zeros(*shape: int) -> torch.Tensor:
 
 
 def test_all_values_of_a_trained_model_agree_with_its_dense_jacobian() -> None:
-    model = load_pretrained("addition").model().double()
+    model = load_pretrained("addition").double()
     iteration = bind(model, as_batch(Addition(), n=4, batch_size=1).inputs)
     h = find_fixed_point(iteration.step, iteration.h0, tol=1e-9).state
     jacobian = torch.autograd.functional.jacobian(iteration.step, h)

@@ -14,6 +14,7 @@ from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.edges.by_hand import run_by_hand
 from tests.models.variants import VARIANTS, build, some_inputs
+from tests.refusals import naming
 
 LOOPS = 3
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -49,6 +50,53 @@ def model_with(**changes: Any) -> LoopedTransformer:
 
 def tokens() -> torch.Tensor:
     return torch.randint(5, (2, 6, 4), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("of_graph", "hooks"),
+    [
+        (["input"], ["hook_embed"]),
+        (["0:block.1.mlp"], ["loops.0.blocks.1.hook_mlp_out"]),
+        (["1:block.0.mlp"], ["blocks.3.mlp.hook_post"]),
+        (["0:block.1.head.0", "0:block.1.head.1"], ["loops.0.blocks.1.attn.hook_z"]),
+        (["prelude.0.head.0", "prelude.0.head.1"], ["prelude.0.hook_attn_out"]),
+        (["block.0.mlp", "block.1.mlp", "prelude.0.mlp", "coda.0.mlp"], ["hook_mlp_out"]),
+    ],
+)
+def test_senders_go_by_the_names_of_hooks_too(of_graph: list[str], hooks: list[str]) -> None:
+    graph = UnrolledGraph(model_with(n_prelude=1, n_coda=1).config, LOOPS)
+    assert graph.senders_named(hooks) == graph.senders_named(of_graph)
+
+
+def test_receivers_go_by_the_names_of_hooks_too() -> None:
+    graph = UnrolledGraph(model_with().config, LOOPS, split=True)
+    queries = ["2:block.1.head.0.q", "2:block.1.head.1.q"]
+    assert graph.receivers_named("loops.2.blocks.1.attn.hook_q") == graph.receivers_named(queries)
+    heads = ["2:block.1.head.0", "2:block.1.head.1"]
+    assert graph.receivers_named("blocks.5.hook_attn_in") == graph.receivers_named(heads)
+    assert graph.receivers_named("hook_mlp_in") == graph.receivers_named(
+        ["block.0.mlp", "block.1.mlp"]
+    )
+
+
+def test_a_path_between_hooks_is_that_between_their_components() -> None:
+    model, (base, source) = model_with(), tokens()
+    by_hook: dict[str, Any] = {
+        "senders": "loops.0.blocks.0.attn.hook_z", "receivers": "loops.1.blocks.1.hook_mlp_in",
+    }  # fmt: skip
+    by_name: dict[str, Any] = {
+        "senders": ["0:block.0.head.0", "0:block.0.head.1"], "receivers": "1:block.1.mlp",
+    }  # fmt: skip
+    runs = [path_patching(model, base, source, n_loops=LOOPS, **x) for x in (by_hook, by_name)]
+    assert torch.equal(*runs)
+
+
+def test_an_unknown_hook_gets_the_nearest_name() -> None:
+    model, (base, source) = model_with(), tokens()
+    ends: dict[str, Any] = {"senders": "loops.0.blocks.0.attn.hook_y", "receivers": "readout"}
+    with naming("senders") as caught:
+        path_patching(model, base, source, n_loops=LOOPS, **ends)
+    assert "loops.0.blocks.0.attn.hook_" in caught.value.fix
 
 
 def some_paths(model: LoopedTransformer) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -12,6 +12,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.edges import as_circuit, program_edges, wiping_edges
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.models import LoopedTransformerConfig
+from tests.refusals import naming
 
 RIPPLE = {
     ("input", "block.0.mlp", 0),
@@ -87,3 +88,19 @@ def test_what_is_no_circuit_or_component_is_refused(no_type_checks: None) -> Non
     with pytest.raises(InputError) as caught:
         as_circuit({("block.0.mlp", "readout", 3)}, CONFIG)
     assert caught.value.what == "lag"
+
+
+def test_edges_between_hooks_are_those_between_their_components() -> None:
+    hooks = {
+        ("hook_embed", "loops.0.blocks.0.hook_mlp_in", 0),
+        ("blocks.1.attn.hook_z", "blocks.1.hook_mlp_in", 0),
+        ("coda.0.hook_mlp_out", "readout", 0),
+    }
+    components = {
+        ("input", "block.0.mlp", 0),
+        *((f"block.1.head.{k}", "block.1.mlp", 0) for k in range(2)),
+        ("coda.0.mlp", "readout", 0),
+    }
+    assert program_edges(as_circuit(hooks, CONFIG)) == components
+    with naming("edges"):
+        as_circuit({("blocks.1.attn.hook_y", "readout", 0)}, CONFIG)

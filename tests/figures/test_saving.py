@@ -24,8 +24,11 @@ def test_a_page_and_a_graph_are_written(tmp_path: Path) -> None:
 
 def test_a_title_has_room_of_its_own() -> None:
     before: Any = PLOT.layout
-    after: Any = titled(PLOT, "Share <a href='x'>").layout
+    plot: Any = titled(PLOT, "Share <a href='x'>")
+    after = plot.layout
     assert after.height > before.height and after.margin.t > 44 + 16
+    # The legend begins below the title and ends, with its clear border, above panel titles.
+    assert 0 < after.legend.borderwidth < (1 - after.legend.y) * after.height
     assert after.title.text == "<b>Share &lt;a href='x'></b>" and not before.title.text
 
 
@@ -55,10 +58,13 @@ def test_a_figure_of_a_result_saves_itself_with_its_title_and_shows_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr("IPython.display.display", shown.append)
-    figure = Figure(title="Share by loop", plot=PLOT, caption="")
+    monkeypatch.setattr("IPython.display.display", lambda *parts: shown.extend(parts))
+    figure = Figure(title="Share by loop", plot=PLOT, caption="a < b", control="none")
     assert "Share by loop" in figure.save(tmp_path / "figure.html").read_text()
     figure._ipython_display_()
-    assert shown == [PLOT]
+    plot, below = shown
+    assert "Share by loop" in plot.layout.title.text and plot.data == PLOT.data
+    assert below.data == "<p>a &lt; b</p><p>none</p>"
+    assert repr(figure) == "Figure('Share by loop', Figure)"
     graph = Figure(title="Circuit", plot=GRAPH, caption="")
     assert "<svg" in graph.save(tmp_path / "graph.svg").read_text()

@@ -25,6 +25,7 @@ from loopinterp import (
     programs,
     tasks,
     training,
+    zoo,
 )
 from loopinterp.app import workflow
 from loopinterp.core.results import Result, load_result, study
@@ -37,6 +38,11 @@ WORDS = ["", "x", "additon", None, 3, "n" * 3000, "a\0b", "\ud800"]
 @cache
 def _model() -> models.LoopedTransformer:
     return compiler.compile_program("ripple", max_length=9).model
+
+
+@cache
+def _cache() -> models.LoopedCache:
+    return _model().run_with_cache(_batch().inputs, n_loops=3)[1]
 
 
 @cache
@@ -145,6 +151,7 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
     text, whole = str(word), integer if isinstance(integer, int) else -7
     generator, addition = torch.Generator().manual_seed(0), tasks.get_task("addition")
     model, batch = _model(), _batch()
+    odd: Any = rng.choice([word, {word: word}, [integer], {"x": tensor}, None, tensor])
     options: dict[str, Any] = {
         "get_task": lambda: tasks.get_task(word),
         "get_program": lambda: programs.get_program(word),
@@ -206,6 +213,27 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
         "load model": lambda: models.LoopedTransformer.from_pretrained(mine / text),
         "load result": lambda: load_result(text),
         "study seed": lambda: study(integer).__enter__(),
+        "encode": lambda: addition.encode(word),
+        "encode length": lambda: addition.encode(text, n=integer),
+        "cache key": lambda: _cache()[rng.choice([word, (word, integer), (integer,), integer])],
+        "cache place": lambda: _cache()[rng.choice(["z", "state_post"]), whole, whole],
+        "device": lambda: batch.to(text),
+        "device of a model": lambda: zoo.load_pretrained("parity", device=text),
+        "zoo": lambda: zoo.load_pretrained(word),
+        "heads": lambda: interventions.patching_sweep(
+            model, batch, batch[torch.tensor([1, 0, *range(2, 8)])], component="z", heads=[integer]
+        ),
+        "positions": lambda: interventions.patching_sweep(model, batch, batch, positions=odd),
+        "place": lambda: interventions.patching_sweep(
+            model, batch, batch, component=f"loops.{integer}.{text}.hook_z"
+        ),
+        "senders": lambda: edges.path_patching(
+            model, batch, batch, senders=word, receivers=f"blocks.{integer}.hook_mlp_in"
+        ),
+        "targets of probes": lambda: probing.probe_study(model, batch, odd),
+        "hook": lambda: model.run_with_hooks(
+            batch.inputs, fwd_hooks=[(word, rng.choice([len, lambda x: x, word]))]
+        ),
         "save": lambda: _Nothing.made().save(mine / "saved", text),
     }
     name = rng.choice(list(options))

@@ -289,7 +289,7 @@ def test_what_cannot_be_ablated_is_said():
     refused("when", when=())
     refused("loops", when=("all",), loops=[0])
     refused("loop", loops=[LOOPS])
-    refused("positions", positions="all")
+    refused("positions", positions="every")
     refused("mean_over", mean_over="head")
     refused("data", data=batch[:1])
     features = build("features")

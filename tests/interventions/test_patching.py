@@ -20,6 +20,7 @@ from loopinterp.interventions.patching import MEASURES, PatchingSweep, patching_
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import IGNORE, Addition, Parity, as_batch
 from tests.models.variants import VARIANTS, build, some_inputs
+from tests.refusals import naming
 
 LOOPS, BATCH, POS = 3, 5, 4
 COMPONENTS = ("resid_pre", "attn_out", "mlp_out", "z", "pattern", "state", "hook_state_post")
@@ -32,7 +33,7 @@ def tokens(seed: int = 0, *, n: int = 3) -> tuple[torch.Tensor, ...]:
 
 
 def without_injection(seed: int = 0, **changes: Any) -> LoopedTransformer:
-    return LoopedTransformer(LoopedTransformerConfig(**SMALL, **changes), seed=seed)
+    return LoopedTransformer(LoopedTransformerConfig(**{**SMALL, **changes}), seed=seed)
 
 
 @torch.no_grad()
@@ -414,7 +415,7 @@ def test_what_cannot_be_patched_is_said():
     refused("n_loops", n_loops=0)
     refused("loop", loops=[2])
     refused("loops", loops=[])
-    refused("positions", positions="all")
+    refused("positions", positions="every")
     refused("positions", positions=torch.full((BATCH,), POS))
     refused("positions", positions=torch.zeros(2, dtype=torch.long))
     refused("scored", scored=torch.ones(BATCH, POS))
@@ -470,3 +471,78 @@ def test_a_sweep_of_zeros_has_no_best_place_and_one_of_ties_counts_them():
     full.data["recovered"][:] = 1
     (finding,) = full.findings()
     assert finding.value == "100%" and f"{n_places} of {n_places}" in finding.text
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_window": 1, "positions": "none"}])
+def test_all_heads_together_are_the_attention_output(changes: dict[str, Any]) -> None:
+    model, inputs = without_injection(n_layers=2, **changes), tokens()
+    options: Any = {"n_loops": LOOPS, "other": inputs[2]}
+    heads = patching_sweep(model, *inputs[:2], component="z", heads=[1, 0], **options)
+    whole = patching_sweep(model, *inputs[:2], component="attn_out", **options)
+    assert heads.data["head"].values.tolist() == ["0+1"]
+    for name in MEASURES:
+        np.testing.assert_allclose(heads.data[name].values, whole.data[name].values, atol=1e-5)
+
+
+@torch.no_grad()
+def test_heads_together_are_patched_in_one_run() -> None:
+    model, (base, source, other) = without_injection(n_heads=4, n_prelude=1), tokens()
+    clean = [model(x, n_loops=LOOPS) for x in (base, source)]
+    _, cache = model.run_with_cache(source, n_loops=LOOPS)
+    sweep = patching_sweep(
+        model, base, source, n_loops=LOOPS, component="z", heads=[0, -2], other=other
+    )
+    for loop in range(LOOPS):
+
+        def put(z: torch.Tensor, hook: Any) -> torch.Tensor:
+            z = z.clone()
+            z[:, :, [0, 2]] = cache[hook.name][:, :, [0, 2]]
+            return z
+
+        hooks = [(f"loops.{loop}.blocks.0.attn.hook_z", put)]
+        patched = model.run_with_hooks(base, n_loops=LOOPS, fwd_hooks=hooks)
+        at = sweep.data.sel(loop=loop, layer=0, head="0+2", pos="all")
+        expected = by_hand(patched, *clean)
+        assert (float(at["recovered"]), float(at["effect"])) == pytest.approx(expected, abs=1e-4)
+    assert sweep.data["prelude_recovered"].sizes["head"] == 1
+    assert "head 0+2" in sweep.findings()[0].text or sweep.findings()[0].value == "none"
+
+
+@pytest.mark.parametrize(
+    ("component", "heads"), [("z", []), ("z", [2]), ("attn_out", [0]), ("state", [0])]
+)
+def test_heads_that_are_not_there_are_refused(component: str, heads: list[int]) -> None:
+    model, inputs = without_injection(), tokens()
+    with naming("heads"):
+        patching_sweep(model, *inputs[:2], n_loops=LOOPS, component=component, heads=heads)
+
+
+def test_the_name_of_a_hook_is_that_place_of_the_sweep() -> None:
+    model, (base, source, other) = without_injection(n_layers=2), tokens()
+    options: Any = {"n_loops": LOOPS, "other": other}
+    whole = patching_sweep(model, base, source, component="attn.hook_z", **options)
+    for name in ("loops.1.blocks.1.attn.hook_z", "blocks.3.attn.hook_z"):
+        one = patching_sweep(model, base, source, component=name, **options)
+        assert one.component == "z"
+        xr.testing.assert_allclose(one.data, whole.data.sel(loop=[1], layer=[1]), atol=1e-6)
+    state = patching_sweep(model, base, source, component="loops.2.hook_state_post", **options)
+    assert state.data["loop"].values.tolist() == [2] and not state.by_layer
+    with naming("component"):
+        patching_sweep(
+            without_injection(n_prelude=1), base, source, component="prelude.0.attn.hook_z",
+            **options,
+        )  # fmt: skip
+
+
+def test_positions_are_one_choice_or_one_number_for_each_example() -> None:
+    model, (base, source, other) = without_injection(), tokens()
+    options: Any = {"n_loops": LOOPS, "other": other}
+    numbers: Any = [0, 1, 2, 3, 0]
+    listed = patching_sweep(model, base, source, positions=numbers, **options)
+    same = patching_sweep(model, base, source, positions=torch.tensor(numbers), **options)
+    xr.testing.assert_identical(listed.data, same.data)
+    whole = patching_sweep(model, base, source, positions="all", **options)
+    xr.testing.assert_identical(whole.data, patching_sweep(model, base, source, **options).data)
+    for wrong in ("every", [3], [0, 1, 2, 3, 9], 3):
+        with naming("positions"):
+            patching_sweep(model, base, source, positions=wrong, **options)  # type: ignore[arg-type]

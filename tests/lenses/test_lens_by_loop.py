@@ -281,7 +281,7 @@ def test_examples_end_together_and_are_asked_something() -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> LoopedTransformer:
-    return loopinterp.load_pretrained("addition").model()
+    return loopinterp.load_pretrained("addition")
 
 
 def test_the_logit_lens_reads_a_bit_when_the_carry_study_says(trained: LoopedTransformer) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from loopinterp.core.errors import CheckpointError, HookError, InputError
 from loopinterp.core.storage import write_tensors
-from loopinterp.models import LoopedCache
+from loopinterp.models import LoopedCache, LoopedTransformer
+from loopinterp.models.cache import MissingActivationError
 from tests.models.variants import VARIANTS, build, some_inputs
 from tests.refusals import naming
 
@@ -86,6 +87,38 @@ def test_every_way_to_name_an_activation() -> None:
     assert by_alias is cache["pattern", 6]
     assert cache["resid_post", -1] is cache["blocks.10.hook_resid_post"]
     assert torch.equal(cache.stack("pattern", layer=1, loops=2)[0], by_alias)
+
+
+def test_a_component_is_taken_by_its_indices() -> None:
+    model = build("surround") if "surround" in VARIANTS else build("demo")
+    config = model.config.replace(n_layers=2, n_prelude=1, n_coda=1)
+    model = LoopedTransformer(config)
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    for loop, layer in ((0, 0), (2, 1), (-1, -1)):
+        whole = cache[f"loops.{loop % T}.blocks.{layer % 2}.attn.hook_z"]
+        for name in ("z", "hook_z", "attn.hook_z"):
+            assert cache[name, loop, layer] is whole
+            assert cache[name, 1 + 2 * (loop % T) + layer % 2] is whole  # after the prelude
+    assert cache["hook_resid_post", -1] is cache["coda.0.hook_resid_post"]
+    for loop in (1, -1):
+        whole = cache[f"loops.{loop % T}.hook_state_post"]
+        assert cache["state_post", loop] is cache["hook_state_post", loop] is whole
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("resid_pst", "resid_post"),
+        (("resid_pst", 3), "resid_post"),
+        (("patern", 1, 0), "pattern"),
+        ("blocks.2.hook_resid_pst", "blocks.2.hook_resid_post"),
+        (("state_pots", 1), "state_post"),
+    ],
+)
+def test_a_mistyped_activation_gets_the_nearest_name(key: Any, near: str) -> None:
+    with naming("activation", MissingActivationError) as caught:
+        _ = cached("plain")[key]
+    assert isinstance(caught.value, KeyError) and repr(near) in caught.value.fix
 
 
 def test_positions_are_sliced_on_the_right_axis() -> None:
@@ -358,6 +391,13 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     path.write_text("[]")
     with naming(f".*{path.name}", CheckpointError):
         LoopedCache.load(tmp_path, cache.model)
+
+
+def test_a_notebook_shows_a_row_for_each_kind_of_activation() -> None:
+    few, many = cached("demo", n_loops=2), cached("demo", n_loops=6)
+    rows = few._repr_html_().count("<tr>")
+    assert rows == many._repr_html_().count("<tr>") < len(few)
+    assert "blocks.*.attn.hook_q × 6" in many._repr_html_()
 
 
 def test_a_cache_of_what_each_head_reads_goes_to_disk_and_back(tmp_path: Path) -> None:

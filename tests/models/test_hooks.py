@@ -18,6 +18,7 @@ from loopinterp.core.errors import HookError
 from loopinterp.models import WithVocabulary, bind, iterate
 from tests.models.test_run_inputs import in_another_thread
 from tests.models.variants import build, some_inputs
+from tests.refusals import naming
 
 SITE = "loops.1.blocks.0.hook_mlp_out"
 
@@ -371,3 +372,22 @@ def test_hooks_that_are_no_pairs_are_refused(way: str, hooks: Any) -> None:
     assert refused.value.what == way
     with pytest.raises(HookError), model.hooks(**{way: hooks}):
         pass
+
+
+@pytest.mark.parametrize("function", [lambda z: z, lambda z, point: z, lambda: None])
+def test_a_function_that_takes_no_hook_is_refused_before_the_run(function: Any) -> None:
+    model = build("demo")
+    with naming("hook function", HookError):
+        model.run_with_hooks(some_inputs(model), n_loops=3, fwd_hooks=[(SITE, function)])
+    with naming("hook function", HookError):
+        model.add_hook(SITE, function)
+    with naming("hook function", HookError), model.hooks(bwd_hooks=[(SITE, function)]):
+        pass
+
+
+@pytest.mark.parametrize(
+    "function", [lambda z, hook: z, lambda z, **more: z, lambda *z, hook=None: z[0], partial(zero)]
+)
+def test_every_function_that_takes_a_hook_is_taken(function: Any) -> None:
+    model = build("demo")
+    model.run_with_hooks(some_inputs(model), n_loops=3, fwd_hooks=[(SITE, function)])

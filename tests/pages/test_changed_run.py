@@ -8,11 +8,10 @@ from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.interventions.engine import answers_by_loop
 from loopinterp.models import LoopedTransformer, bind
-from loopinterp.pages import token_words, words_at
 from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import NOT_SAID, Missing
 from loopinterp.programs import get_program
-from loopinterp.tasks import Addition, Batch
+from loopinterp.tasks import Addition, Batch, token_words, words_at
 
 
 @torch.no_grad()

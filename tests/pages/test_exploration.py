@@ -5,12 +5,14 @@ import gzip
 import json
 import subprocess
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 
 from loopinterp.pages import Exploration
 from loopinterp.pages.exploration import SHARE, page_data, page_json, script
+from tests.refusals import naming
 
 HOSTILE = ["</script><script>alert(1)</script>", "\u202eabc", "\x00", "<!--", "é"]
 
@@ -28,6 +30,17 @@ def test_arrays_come_back(exploration: Exploration) -> None:
         else:
             np.testing.assert_array_equal(values, own)
     assert set(data["arrays"]) == {k for k, x in exploration.data.items() if x.ndim > 1}
+
+
+def test_a_notebook_shows_the_explorer_in_a_frame(exploration: Exploration) -> None:
+    shown = replace(exploration, asks=HOSTILE[0])
+    start, frame = shown._repr_html_().split("<iframe ")
+    assert "<li>" in start and HOSTILE[0] not in start
+    source = frame.split('srcdoc="')[1].split('"')[0]
+    page = unescape(source)
+    data = page.split('class="exploration-json">')[1].split("</script>")[0]
+    assert json.loads(data) == page_data(shown)
+    assert page.count("<script") == 2 and "Content-Security-Policy" in page
 
 
 def test_hostile_words_stay_in_their_strings(exploration: Exploration) -> None:
@@ -60,3 +73,22 @@ def test_the_script_imports_nothing_and_is_well_formed(node: str, tmp_path: Path
         [node, "--check", tmp_path / "one.mjs"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_an_explorer_saves_its_page_by_its_ending(exploration: Exploration, tmp_path: Path) -> None:
+    page = exploration.save(tmp_path / "one.html", title="A page <of> mine")
+    assert page == tmp_path / "one.html"
+    text = page.read_text()
+    assert "A page &lt;of&gt; mine" in text and page_json(exploration) in text
+    exploration.save(page)  # a page of ours is replaced
+    (tmp_path / "mine.html").write_text("not a page of ours")
+    with naming("output file .*mine.html"):
+        exploration.save(tmp_path / "mine.html")
+
+
+def test_an_explorer_is_saved_as_a_result_too(exploration: Exploration, tmp_path: Path) -> None:
+    path = exploration.save(tmp_path, "some")
+    assert path == tmp_path / "some.safetensors"
+    assert Exploration.load(path).tokens == exploration.tokens
+    with naming("title"):
+        exploration.save(tmp_path, "some", title="A page")

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.core.errors import ConfigError, InputError
-from loopinterp.pages import typed_example
-from loopinterp.pages.typed_examples import answer_words, token_words
-from loopinterp.tasks import IGNORE, Batch, PHop
+from loopinterp.tasks import IGNORE, Batch, PHop, token_words, typed_example
+from loopinterp.tasks.typed_examples import answer_words
 from tests.tasks.answers import hop_back
 
 
@@ -109,6 +108,7 @@ def test_words_name_tokens_and_classes() -> None:
     assert answer_words(task) == ["a", "b", "c", "-"]
     typed = typed_example(PHop(), "12 a b a b")
     assert torch.equal(typed.inputs, PHop().encode(["abab"], hops=12).inputs)
+    assert torch.equal(typed.inputs, PHop().encode("12-hop from each of abab =").inputs)
 
 
 @pytest.mark.parametrize("setting", [{"n_symbols": 1}, {"n_symbols": 27}, {"most_hops": 0}])
@@ -135,6 +135,6 @@ def test_bad_hops_symbols_and_words_are_refused() -> None:
         assert caught.value.what == "hops"
     with pytest.raises(InputError, match="symbols"):
         task.from_symbols(torch.tensor([[4]]), one, one)
-    for words in ([], "ab", ["ae"], [""]):
+    for words in ([], ["ae"], [""]):
         with pytest.raises(InputError, match="words"):
             task.encode(words, hops=1)

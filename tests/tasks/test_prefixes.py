@@ -197,9 +197,10 @@ def test_the_page_has_the_share_of_positive_answers():
 
 def test_what_is_not_of_the_language_is_refused():
     task = RegularLanguage(language="dyck_2")
-    for words in ([], ["()", ""], ["()", "01"], ["( )"], "()"):
+    for words in ([], ["()", ""], ["()", "01"], ["( )"]):
         with pytest.raises(InputError, match=r"^words"):
             task.encode(words)
+    assert torch.equal(task.encode("()").inputs, task.encode(["()"]).inputs)
     with pytest.raises(InputError, match=r"^symbols"):
         task.from_symbols(torch.tensor([[2]]), torch.tensor([1]))
     with pytest.raises(InputError, match=r"^inputs"):

@@ -140,10 +140,12 @@ def test_the_right_output_of_a_token_is_the_next_one() -> None:
     assert batch.targets.tolist() == [[3, 8, 3, -100], [2, 3, 4, -100]]
     assert torch.equal(batch.inputs, tokens)
     assert batch.n_loops.tolist() == [6, 6] and batch.n.tolist() == [4, 4]
+    listed: Any = tokens.tolist()
+    assert torch.equal(as_prompts(listed, n_loops=6).inputs, tokens)
 
 
 @pytest.mark.parametrize(
-    "tokens", [torch.ones(2, 3), torch.tensor([1, 2]), torch.tensor([[1]]), [[1, 2]]]
+    "tokens", [torch.ones(2, 3), torch.tensor([1, 2]), torch.tensor([[1]]), [[1, 2], [3]]]
 )
 def test_what_is_no_prompts_is_refused(tokens: Any, no_type_checks: None) -> None:
     with pytest.raises(InputError) as caught:

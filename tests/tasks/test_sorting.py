@@ -129,7 +129,7 @@ FOUR = torch.ones((1, 1, 4), dtype=torch.int64)
         (lambda: TASK.encode([[1, 2]], "AA"), "inputs"),
         (lambda: TASK.encode([[1000]]), "operand"),
         (lambda: TASK.encode([[-1]]), "operand"),
-        (lambda: TASK.encode([["1"]]), "operand"),  # type: ignore
+        (lambda: TASK.encode([["1"]]), "numbers"),  # type: ignore
         (lambda: TASK.from_digits(FOUR, FOUR[..., 0] * 4, FOUR[..., 0] * 14), "n"),
         (lambda: TASK.from_digits(FOUR, FOUR[..., 0] * 0, FOUR[..., 0] * 14), "digits and letters"),
         (lambda: TASK.from_digits(FOUR, FOUR[0], FOUR[..., 0]), "digits and letters"),

@@ -129,7 +129,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _drawn(run: Run) -> torch.Tensor:
-    task = run.task()
+    task = run.task
     return task.targets(task.sample(_rating(), batch_size=4, generator=torch.Generator()))
 
 
@@ -150,11 +150,11 @@ def test_a_given_models_run_draws_from_its_file_in_any_folder(
     (here / "puzzles.csv").write_text((here.parent / "other" / "puzzles.csv").read_text())
     assert not again.finished
     with pytest.raises(InputError):
-        again.task()
+        _ = again.task
     (here / "puzzles.csv").unlink()
     assert not again.finished
     with pytest.raises(InputError):
-        again.task()
+        _ = again.task
 
 
 def test_a_training_is_not_gone_on_with_on_another_file(

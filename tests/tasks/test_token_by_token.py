@@ -214,7 +214,7 @@ PAUSED = NextToken(of="copy", n_pause=2)
 @pytest.mark.parametrize(
     ("attempt", "what"),
     [
-        (lambda: PAUSED.encode([(1, 2)], n=2), "of"),
+        (lambda: PAUSED.encode([(1, 2)]), "text"),
         (lambda: PAUSED.sample_operands(1, 2, batch_size=1, generator=torch.Generator()), "of"),
         (lambda: PAUSED.targets(torch.tensor([[4, 0, 2, 5, 0]])), "inputs"),
         (lambda: PAUSED.targets(torch.tensor([[4, 0, 2, 5]])), "inputs"),

@@ -25,37 +25,10 @@ from loopinterp.training.device import (
     cpu_threads,
     joined,
     make_bind,
-    resolve_device,
     stream,
     with_noise,
 )
 from tests.refusals import naming
-
-
-def test_cpu_is_cpu() -> None:
-    assert resolve_device("cpu") == torch.device("cpu")
-
-
-def test_no_gpu_is_an_error_and_never_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with naming("device 'cuda'"):
-        resolve_device("cuda")
-    assert resolve_device("auto") == torch.device("cpu")
-
-
-def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert resolve_device("auto") == torch.device("cuda")
-    assert resolve_device("cuda:0") == torch.device("cuda:0")
-    with naming("device 'cuda:3'"):
-        resolve_device("cuda:3")
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cud"])
-def test_unknown_devices_are_refused(name: str) -> None:
-    with naming("device"):
-        resolve_device(name)
 
 
 def test_threads_are_set_for_a_while_only() -> None:

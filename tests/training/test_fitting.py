@@ -96,7 +96,7 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, run_folder: Path) -
     assert metrics["step"].tolist() == list(range(2, 25, 2))
     assert {"loss", "exact_match", "longest_n", "lr", "grad_norm"} < set(metrics.columns)
     assert run.model().config == tiny.model
-    assert run.task().name == "addition"
+    assert run.task.name == "addition"
     files = {str(p.relative_to(run_folder)) for p in run_folder.rglob("*") if p.is_file()}
     assert files == {
         "config.json",
@@ -110,7 +110,7 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, run_folder: Path) -
 
 def test_the_model_of_a_run_knows_its_loops(run_folder: Path) -> None:
     run = Run.load(run_folder)
-    model, task = run.model(), run.task()
+    model, task = run.model(), run.task
     assert model.n_loops == task.n_loops(run.cutoff) == 4
     generator = torch.Generator().manual_seed(0)
     for n in (1, 3, 6):
@@ -145,7 +145,7 @@ def test_a_run_of_an_ordinary_transformer_is_one_loop_deep(
 ) -> None:
     config = tiny.replace(objective=ObjectiveConfig(kind="last", n_loops=1), steps=2)
     trained = train(config, tmp_path / "trained", progress=False)
-    model, task = trained.model(), trained.task()
+    model, task = trained.model(), trained.task
     by_hand = Run.from_model(model, task, tmp_path / "given", max_n=3, origin="trained elsewhere")
     inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
     for run in (trained, Run.load(by_hand.folder)):
@@ -163,7 +163,7 @@ def test_a_run_is_asked_after_the_loops_that_it_was_trained_for(
     """T = 2(n + 1) - 1 in place of n + 1: alone, evaluated, studied, and as a given model."""
     objective = ObjectiveConfig(loop_scale=2.0, extra_loops=-1)
     trained = train(tiny.replace(objective=objective, steps=2), tmp_path / "a", progress=False)
-    model, task = trained.model(), trained.task()
+    model, task = trained.model(), trained.task
     Run.from_model(model, task, tmp_path / "b", max_n=3, origin="x")
     inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
     tables = []
@@ -387,7 +387,7 @@ def test_no_gpu_is_refused_before_anything_is_written(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="--device cpu"):
+    with naming("device 'cuda'"):
         train(tiny.replace(device="cuda"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopinterp.core.errors import ConfigError
+from loopinterp.core.errors import ConfigError, UnknownKeyError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import Addition, list_tasks
 from loopinterp.training import (
@@ -129,8 +129,9 @@ def test_the_mapping_of_configurations_is_that_of_the_files() -> None:
     assert len(RECIPES) == len(FILES)
     assert "addition" in RECIPES and "nothing" not in RECIPES
     assert RECIPES.get("nothing") is None
-    with pytest.raises(KeyError):
-        RECIPES["nothing"]
+    with naming("recipe", UnknownKeyError) as caught:
+        RECIPES["adition"]
+    assert isinstance(caught.value, KeyError) and "'addition'" in caught.value.fix
     with naming("recipe"):
         get_recipe("additon")
 

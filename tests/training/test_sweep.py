@@ -54,7 +54,7 @@ def test_every_cell_is_the_run_that_train_would_make(sweep_folder: Path, tmp_pat
         run = train(SMALL.config_of(setting, seed), tmp_path / setting / str(seed), progress=False)
         of_sweep = Run.load(folder(sweep_folder, setting, seed))
         assert of_sweep.finished and of_sweep.metrics().equals(run.metrics())
-        by_length = evaluate(run.model(), run.task(), [2, 4], n_samples=8).data["exact_match"]
+        by_length = evaluate(run.model(), run.task, [2, 4], n_samples=8).data["exact_match"]
         exact[setting, seed] = by_length.sel(extra_loop=0, estimate="value").values
     result = SweepResult.load(sweep_folder / "sweep.safetensors")
     for setting in ("base", "no noise"):

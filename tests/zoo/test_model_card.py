@@ -39,7 +39,7 @@ def test_an_entry_is_measured_and_moved_whole(barely_trained: Path, tmp_path: Pa
     assert set(card.exact_match["chain"]) == {3, 6, 12, 24}
     for model in (run.model(), entry.model()):
         cell = evaluate(
-            model, run.task(), [6], distributions=["chain"], extra_loops=[6], n_samples=16, seed=3
+            model, run.task, [6], distributions=["chain"], extra_loops=[6], n_samples=16, seed=3
         )
         share = float(cell.data["exact_match"].sel(estimate="value").squeeze())
         assert share == card.exact_match["chain"][6][6]
@@ -64,7 +64,7 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
     with naming("run .*"):
         make_entry(Run.load(unfinished), tmp_path / "new", **make)
     model = LoopedTransformer(run.config.model)
-    run_of_model = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
+    run_of_model = Run.from_model(model, run.task, tmp_path / "given", max_n=3, origin="given")
     with naming("run .*"):
         make_entry(run_of_model, tmp_path / "new", **make)
     with naming("recipe"):

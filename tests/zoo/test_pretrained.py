@@ -24,7 +24,7 @@ from loopinterp.training import (
     train,
 )
 from loopinterp.training.run import CONFIG, WEIGHTS, RunFault
-from loopinterp.zoo import get_card, list_pretrained, load_pretrained
+from loopinterp.zoo import get_card, list_pretrained, pretrained_run
 from tests.cli.test_cli import contents
 from tests.refusals import naming
 from tests.training.tiny_run import refused
@@ -37,10 +37,10 @@ SAMPLES = 48
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_does_what_its_card_says(name: str) -> None:
     """New examples: as many right as on the card, as far as chance allows."""
-    run, card = load_pretrained(name), get_card(name)
+    run, card = pretrained_run(name), get_card(name)
     lengths, extra = [run.cutoff, 2 * run.cutoff], [-1, 0, 12]
     result = evaluate(
-        run.model(), run.task(), lengths, extra_loops=extra, n_samples=SAMPLES, seed=card.seed + 1
+        run.model(), run.task, lengths, extra_loops=extra, n_samples=SAMPLES, seed=card.seed + 1
     )
     shares = result.data["exact_match"].sel(estimate="value")
     for distribution, by_length in card.exact_match.items():
@@ -57,7 +57,7 @@ def test_a_model_does_what_its_card_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_card_is_of_the_files_beside_it(name: str) -> None:
-    run, card = load_pretrained(name), get_card(name)
+    run, card = pretrained_run(name), get_card(name)
     assert digest_tensors(read_tensors(run.folder / WEIGHTS)) == card.weights_sha256
     assert config_hash(read_json(run.folder / CONFIG)) == card.config_sha256
     assert sum(p.numel() for p in run.model().parameters()) == card.weights
@@ -78,7 +78,7 @@ def test_the_list_is_that_of_the_cards() -> None:
         shares[96][0] for shares in get_card("addition").exact_match.values()
     )
     with naming("pretrained model"):
-        load_pretrained("nothing")
+        pretrained_run("nothing")
 
 
 def test_the_page_has_the_table_of_the_cards() -> None:
@@ -89,7 +89,7 @@ def test_the_page_has_the_table_of_the_cards() -> None:
 
 def test_every_card_and_recipe_has_all_distributions_of_its_task() -> None:
     for name in NAMES:
-        assert set(get_card(name).exact_match) == set(load_pretrained(name).task().distributions)
+        assert set(get_card(name).exact_match) == set(pretrained_run(name).task.distributions)
     for name in list_recipes():
         recipe = get_recipe(name)
         known = recipe.config.make_task().distributions
@@ -98,7 +98,7 @@ def test_every_card_and_recipe_has_all_distributions_of_its_task() -> None:
 
 def test_a_copy_is_a_run_as_any_other(tmp_path: Path) -> None:
     before = contents(PACKAGE / "zoo")
-    run = load_pretrained("parity", tmp_path / "mine")
+    run = pretrained_run("parity", tmp_path / "mine")
     workflow.evaluate_run(run.folder, lengths=[4], samples=8, progress=False)
     workflow.analyze_run(run.folder, studies=["attention"], progress=False)
     page = write_report(run.folder).read_text()
@@ -107,7 +107,7 @@ def test_a_copy_is_a_run_as_any_other(tmp_path: Path) -> None:
     assert command in page
     results = contents(run.folder / "results")
     assert set(results) == {"attention.safetensors", "generalisation.safetensors"}
-    again = load_pretrained("parity", tmp_path / "mine")
+    again = pretrained_run("parity", tmp_path / "mine")
     assert again == run
     # What was found in it stays.
     assert contents(run.folder / "results") == results
@@ -116,20 +116,20 @@ def test_a_copy_is_a_run_as_any_other(tmp_path: Path) -> None:
 
 def test_a_copy_goes_where_nothing_is_lost(tmp_path: Path, barely_trained: Path) -> None:
     with refused(RunFault.TAKEN):
-        load_pretrained("parity", barely_trained)
+        pretrained_run("parity", barely_trained)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     with naming("output .*"):
-        load_pretrained("parity", tmp_path)
+        pretrained_run("parity", tmp_path)
     assert (tmp_path / "model" / "config.json").read_text() == "{}"
     (tmp_path / "file").touch()
     with naming("output .*"):
-        load_pretrained("parity", tmp_path / "file")
+        pretrained_run("parity", tmp_path / "file")
 
 
 def test_nothing_is_written_into_the_package() -> None:
     before = contents(PACKAGE / "zoo")
-    folder = load_pretrained("parity").folder
+    folder = pretrained_run("parity").folder
     with naming("output .*"):
         workflow.evaluate_run(folder, progress=False)
     with naming("output .*"):
@@ -139,14 +139,36 @@ def test_nothing_is_written_into_the_package() -> None:
     with naming("output .*"):
         train(RECIPES["parity"], PACKAGE / "zoo" / "new", progress=False)
     with naming("output .*"):
-        load_pretrained("addition", PACKAGE / "zoo" / "new")
+        pretrained_run("addition", PACKAGE / "zoo" / "new")
     assert contents(PACKAGE / "zoo") == before
 
 
 def test_a_copy_is_not_trained_anew(tmp_path: Path) -> None:
     """It has no state to go on from, so its weights would be lost."""
-    run = load_pretrained("parity", tmp_path / "mine")
+    run = pretrained_run("parity", tmp_path / "mine")
     before = contents(run.folder)
     with refused(RunFault.NOT_RESUMABLE):
         train(RECIPES["parity"].replace(device="cpu"), run.folder, progress=False)
     assert contents(run.folder) == before
+
+
+def test_a_model_of_the_zoo_has_its_task_and_is_that_of_its_run() -> None:
+    model, run = loopinterp.load_pretrained("parity"), pretrained_run("parity")
+    assert model.task == run.task and not model.training
+    ours, theirs = model.state_dict(), run.model().state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    batch = model.task.encode("1 0 1 1")
+    answered = model(batch.inputs).argmax(-1)[batch.targets >= 0]
+    assert torch.equal(answered, batch.targets[batch.targets >= 0])
+
+
+def test_a_mistyped_model_gets_the_nearest_name() -> None:
+    with naming("pretrained model") as caught:
+        loopinterp.load_pretrained("adition")
+    assert "'addition'" in caught.value.fix
+
+
+def test_the_list_is_whole_in_a_terminal_of_eighty_columns() -> None:
+    lines = repr(list_pretrained()).splitlines()
+    assert max(map(len, lines)) <= 80 and not any("..." in line for line in lines)
+    assert {line.split()[0] for line in lines} >= set(list_pretrained().index)

@@ -56,7 +56,7 @@ const figureLayout = (() => {
     layout.hoverlabel = { bgcolor: surface, bordercolor: border, font: { color: text, size: 13 }, align: "left" };
     for (const trace of data) {
       for (const bars of [trace.error_x, trace.error_y]) if (bars) bars.color = text;
-      if (trace.textfont) trace.textfont.color = text; // words in cells
+      if (trace.textfont && !trace.textfont.shadow) trace.textfont.color = text; // words in cells
     }
   }
 

@@ -276,11 +276,13 @@ const report = (() => {
   addEventListener("hashchange", reveal);
   reveal();
   let waiting = false;
-  addEventListener("scroll", () => {
+  const markSoon = () => {
     if (waiting) return;
     waiting = true;
     requestAnimationFrame(() => { waiting = false; mark(); });
-  }, { passive: true });
+  };
+  addEventListener("scroll", markSoon, { passive: true });
+  new ResizeObserver(markSoon).observe(document.body); // sections move as the explorer is drawn
   mark();
 })();
 

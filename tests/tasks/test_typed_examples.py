@@ -7,9 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loopinterp.core.errors import InputError
-from loopinterp.pages import token_words, typed_example, words_at
-from loopinterp.pages.typed_examples import _read_words, answer_words
+from loopinterp.core.errors import ArgumentError, InputError
 from loopinterp.tasks import (
     Addition,
     Multiplication,
@@ -18,9 +16,14 @@ from loopinterp.tasks import (
     TokenAddition,
     get_task,
     list_tasks,
+    token_words,
+    typed_example,
+    words_at,
 )
 from loopinterp.tasks.chess import ChessPuzzles, read_fen
 from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.typed_examples import _read_words, answer_words
+from tests.refusals import naming
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40))
@@ -148,3 +151,29 @@ def test_features_are_their_numbers_and_unknown_tokens_too() -> None:
     assert token_words(task) is None
     assert words_at(task.encode([(1, 2)], n=2).inputs[0], None) == ["1 0", "0 1"]
     assert words_at(torch.tensor([3, 9]), token_words(Addition())) == ["1+1", "9"]
+
+
+@pytest.mark.parametrize("name", [n for n in list_tasks() if n != "chess_puzzles"])
+def test_what_decode_shows_encode_takes(name: str) -> None:
+    task = get_task(name)
+    batch = task.sample(3, batch_size=4, generator=torch.Generator().manual_seed(0))
+    for text in task.decode(batch):
+        typed = task.encode(text)
+        same = typed_example(task, text)
+        assert torch.equal(typed.inputs, same.inputs) and torch.equal(typed.targets, same.targets)
+        assert torch.equal(typed.n, same.n)
+
+
+def test_encode_takes_numbers_as_text_or_listed() -> None:
+    task = Addition()
+    assert task.decode(task.encode("13 + 9")) == task.decode(task.encode([(13, 9)], n=5))
+
+
+def test_a_text_says_its_own_length_and_a_list_needs_one() -> None:
+    with naming("encode") as caught:
+        Addition().encode("13 + 9", n=8)
+    assert "'13 + 9'" in caught.value.given
+    with naming("n", ArgumentError):
+        Addition().encode([(13, 9)])
+    with naming("text"):
+        Parity().encode([(1, 0)])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""An example that is typed, in the words of a task's tokens or as people write it."""
+"""Examples given as text, in the words of a task's tokens or in ordinary notation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
-from loopinterp.tasks import Addition, Batch, FullOutput, Multiplication, TokenAddition
 from loopinterp.tasks.abacus import DecimalOperands
-from loopinterp.tasks.addition import BOS
+from loopinterp.tasks.addition import BOS, Addition, Multiplication, TokenAddition
 from loopinterp.tasks.chess import SYMBOLS as PIECES
 from loopinterp.tasks.chess import ChessPuzzles, read_fen, square_of
+from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.hops import PHop
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import SYMBOLS as SORTED
 from loopinterp.tasks.sorting import AbacusSorting
 from loopinterp.tasks.sudoku import Sudoku
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.token_by_token import NextToken
 from loopinterp.tasks.words import until
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from loopinterp.tasks import Task
+    from loopinterp.tasks.task import Task
 
 
 def typed_example(task: Task, text: str) -> Batch:
-    """The batch of one example that a text says, with the right answer where the task knows it.
+    """The batch of one example that a text describes, with the right answer if the task knows it.
 
-    Tokens are written in the task's words, with spaces between them or without; a task with
-    full-output prediction needs neither BOS nor ``=`` nor the padding after it. What ``decode``
-    shows is read as it is meant (``25 * 14 = 350``, the grid of a sudoku or maze, a board), and so
-    is a FEN. Where digits beyond 1 are no tokens, ``13 + 9`` and ``13*9`` mean these numbers.
+    Tokens are written in the task's words, with or without spaces. A task with full-output
+    prediction needs no BOS, ``=`` or padding. The text may also be what ``decode`` shows
+    (``25 * 14 = 350``, the grid of a sudoku or maze, a board), or a FEN. If digits beyond 1 are no
+    tokens of the task, ``13 + 9`` and ``13*9`` are read as decimal numbers.
 
     Raises:
-        InputError: If the text is no token of the task, or the task reads no tokens.
+        InputError: If the text is no example of the task, or the task reads no tokens.
 
     Example:
         >>> from loopinterp.tasks import Addition, TokenAddition
@@ -83,7 +83,7 @@ def typed_example(task: Task, text: str) -> Batch:
 
 
 def token_words(task: Any) -> list[str] | None:
-    """A word for each token of a task; None where it has no words, or reads no tokens.
+    """A word for each token of a task; None if it has no words or reads no tokens.
 
     Example:
         >>> from loopinterp.tasks import Addition, TokenAddition
@@ -103,13 +103,7 @@ def token_words(task: Any) -> list[str] | None:
 
 
 def answer_words(task: Any) -> list[str] | None:
-    """A word for each class of the answers of a task; None where it is its number.
-
-    Example:
-        >>> from loopinterp.tasks import TokenAddition
-        >>> answer_words(TokenAddition())
-        ['0', '1', 'EOS']
-    """
+    """A word for each answer class of a task; None if classes have only numbers."""
     if isinstance(task, FullOutput):
         return [*task.symbols[: task.n_answer_symbols], "EOS"]
     if isinstance(task, PHop):
@@ -119,7 +113,7 @@ def answer_words(task: Any) -> list[str] | None:
 
 
 def words_at(inputs: Tensor, words: Sequence[str] | None) -> list[str]:
-    """What stands at each position of one input: a word for a token, or the features themselves.
+    """The words of one input's tokens, or its features as text.
 
     Example:
         >>> import torch
@@ -133,12 +127,7 @@ def words_at(inputs: Tensor, words: Sequence[str] | None) -> list[str]:
 
 
 def _read_words(text: str, words: Sequence[str]) -> list[int]:
-    """The tokens of a text: at each place the longest word that fits, spaces left out.
-
-    Example:
-        >>> _read_words("10=EOS 1", ["0", "1", "=", "EOS"])
-        [1, 0, 2, 3, 1]
-    """
+    """The tokens of a text: at each place the longest word that fits; spaces are skipped."""
     # Longest words first, so that "10" is not read as "1" and "0".
     known = sorted(range(len(words)), key=lambda k: -len(words[k]))
     tokens, at = [], 0
@@ -163,7 +152,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
 
 
 def _full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
-    """With what such a task puts around a prompt; what is after an ``=`` is left out."""
+    """The example of a prompt; tokens after ``=`` are left out."""
     eos, bos = task.equals + 1, task.equals + 2
     # Padding, EOS and BOS have greater numbers than ``=``.
     prompt = [t for t in until(tokens, task.equals) if t < task.equals]
@@ -183,9 +172,9 @@ def _batch_of(task: Task, inputs: Int[Tensor, "1 pos"], n: int) -> Batch:
 
 @singledispatch
 def _shown_example(task: object, text: str) -> Batch | None:
-    """The batch of an example that ``task.decode`` shows or ``task.encode`` takes, if it is one.
+    """The example, if the text is what ``task.decode`` shows or ``task.encode`` takes.
 
-    What stands after the ``=`` is left out: the task knows it, but for the move of a chess puzzle.
+    What follows ``=`` is left out, except the move of a chess puzzle.
 
     Example:
         >>> _shown_example(Sudoku(), "1.../..3./.4../...2").inputs.tolist()
@@ -245,7 +234,7 @@ def _(task: Addition, text: str) -> Batch | None:
 
 @_shown_example.register
 def _(task: FullOutput, text: str) -> Batch | None:
-    """Of prompts that are shown turned around, or as a question."""
+    """The prompt, shown reversed or as a question."""
     before, _ = task.question.split("{}")
     turned = "prompt" in task.least_first
     form = re.fullmatch(rf"\s*{re.escape(before)}(.+?) =(?: .*)?", text)
@@ -311,7 +300,7 @@ def _(task: AbacusSorting, text: str) -> Batch | None:
 
 
 def _least_first(numbers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits [1, number, width], the least significant first, and how many of each count."""
+    """Digits [1, number, width], least significant first, and the width of each number."""
     n_digits = [len(number) for number in numbers]
     # Zeros fill the more significant digits up to one width.
     rows = [[int(d) for d in n[::-1]] + [0] * (max(n_digits) - len(n)) for n in numbers]
@@ -319,12 +308,7 @@ def _least_first(numbers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _numbers_example(task: object, text: str) -> Batch | None:
-    """The batch of ``13 + 9`` or ``13*9``, in decimal, of a task on binary numbers; None else.
-
-    Example:
-        >>> Multiplication().decode(_numbers_example(Multiplication(), "13*9"))
-        ['1101 * 1001 = 01110101']
-    """
+    """The example ``13 + 9`` or ``13*9`` of a task on binary numbers, else None."""
     form = re.fullmatch(r"\s*(\d{1,300})\s*([+*])\s*(\d{1,300})\s*=?\s*", text)
     if form is None:
         return None

@@ -1,0 +1,278 @@
+r"""ALBERT: post-norm layers with one set of weights for all loops, over all positions at once.
+
+.. math::
+    h_0 = W\,\operatorname{norm}(\operatorname{embed}(x)) + b, \qquad
+    h_{t+1} = \operatorname{group}_{g(t)}(h_t), \qquad
+    g(t) = \min(\lfloor t G / L \rfloor, G - 1)
+
+with L loops of the model's own and G groups of layers, most often one. A loop applies one group.
+
+Source: arXiv 1909.11942, and ``transformers``, ``models/albert/modeling_albert.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import NonNegativeInt
+
+from loopinterp.adapters.published_model import (
+    PublishedModel,
+    join_heads,
+    layer_sites,
+    split_heads,
+)
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.models.addresses import SiteMap, Sites
+from loopinterp.models.attention import attend
+from loopinterp.models.layers import tapped_norm
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.weights import with_weights
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.attribution import AttributionPass
+
+
+class AlbertAdapter(PublishedModel):
+    """ALBERT (``AlbertModel``, ``AlbertForMaskedLM``) with our addresses.
+
+    ``ln1_post`` and ``ln2_post`` norm the sum of a sublayer's output and the stream. The readout is
+    the head of the masked language model. ``AlbertModel`` has no head: its readout is the state
+    itself, and a "class" is a feature of the state.
+
+    Args:
+        published: The model.
+        pad: A token that no position attends to, as with the published ``attention_mask`` of
+            ``tokens != pad``; None: all are seen. Outputs at its own positions have no meaning.
+    """
+
+    needs = (
+        "embeddings.word_embeddings",
+        "embeddings.token_type_embeddings",
+        "encoder.embedding_hidden_mapping_in",
+        "encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm",
+    )
+
+    @checked
+    def __init__(self, published: Any, *, pad: NonNegativeInt | None = None) -> None:
+        config = published.config
+        inner, head = _parts(published)
+        words, groups = inner.embeddings.word_embeddings, inner.encoder.albert_layer_groups
+        n_heads, width = int(config.num_attention_heads), int(config.hidden_size)
+        if pad is not None:
+            check_integer("pad", pad, most=words.num_embeddings - 1)
+        self.pad = pad
+        self._d_head = width // n_heads
+        layer = layer_sites(before=False, after=True, of_sum=True, rotary=False, gated=False)
+        embedding: Sites = {
+            "hook_embed": "embedding",
+            "hook_token_type_embed": "embedding",
+            "hook_pos_embed": "embedding",
+            **_narrow_norm("ln_embed"),
+            "hook_full_embed": "residual",
+        }
+        in_head: Sites = {"mlm_head.hook_pre": "embedding", "mlm_head.hook_post": "embedding"}
+        super().__init__(
+            published,
+            SiteMap(
+                d_model=width,
+                n_heads=n_heads,
+                d_head=self._d_head,
+                d_mlp=int(config.intermediate_size),
+                embedding=embedding,
+                opening={"hook_state_pre": "state"},
+                block=(layer,) * len(groups[0].albert_layers),
+                closing={"hook_state_post": "state"},
+                final={} if head is None else {**in_head, **_narrow_norm("ln_final")},
+                more_axes={"embedding": ("pos", words.embedding_dim)},
+            ),
+            n_loops=int(config.num_hidden_layers),
+            d_vocab=words.num_embeddings,
+            d_vocab_out=width if head is None else head.decoder.out_features,
+            causal=False,
+            n_ctx=inner.embeddings.position_embeddings.num_embeddings,
+            options={"pad": pad},
+        )
+
+    @classmethod
+    def fits(cls, model: object) -> bool:
+        """Whether a model, or the ``albert`` of a masked language model, has the parts."""
+        return super().fits(_parts(model)[0])
+
+    @property
+    def takes_loop(self) -> bool:
+        """Whether a step needs the loop's index: layers of several groups take turns."""
+        return len(self._groups) > 1
+
+    @property
+    def local_step(self) -> bool:
+        """Whether a step needs no tokens: it does with padding."""
+        return self.pad is None
+
+    @property
+    def _groups(self) -> Any:
+        return _parts(self.published)[0].encoder.albert_layer_groups
+
+    def layers_at(self, loop: int) -> Any:
+        """The published layers of a loop; loops beyond the model's own take the last group's."""
+        groups = self._groups
+        per_group = self.config.n_loops / len(groups)  # loops; not always a whole number
+        return groups[min(int(loop / per_group), len(groups) - 1)].albert_layers
+
+    # The input
+
+    def check_inputs(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
+        super().check_inputs(inputs, position_offset=position_offset)
+        if self.pad is not None and bool((empty := (inputs == self.pad).all(1)).any()):
+            expected, fix = f"a token other than padding ({self.pad})", "Leave such examples out."
+            got = f"none in example {int(empty.nonzero()[0])}"
+            raise InputError("inputs", expected=expected, given=got, fix=fix)
+
+    def input_context(
+        self,
+        inputs: Tensor,
+        offset: int | Tensor,
+        *,
+        all_pairs: bool = False,
+        checked: bool = False,
+    ) -> AttentionContext:
+        context = super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
+        if self.pad is None or not bool((hidden := inputs == self.pad).any()):
+            return context
+        # [batch, 1, query, key], the same for every query: minus infinity at keys of padding
+        mask = torch.zeros(hidden.shape, device=self.device, dtype=self.dtype)
+        mask = mask.masked_fill(hidden, float("-inf"))[:, None, None]
+        return replace(context, mask=mask.expand(-1, -1, inputs.shape[1], -1))
+
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
+    ) -> Tensor:
+        inner, top = _parts(self.published)[0], taps.at("top")
+        tables = inner.embeddings
+        e = top("hook_embed", tables.word_embeddings(inputs.long()))
+        # [batch, pos]: the first segment everywhere, and the place of each position
+        segment = torch.zeros_like(inputs, dtype=torch.long)
+        place = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
+        e = e + top("hook_token_type_embed", tables.token_type_embeddings(segment))
+        e = e + top("hook_pos_embed", tables.position_embeddings(place))
+        e = _layer_norm(tables.LayerNorm, e, top, "ln_embed")
+        return top("hook_full_embed", inner.encoder.embedding_hidden_mapping_in(e))
+
+    # The loop
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_state"],
+        e: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext | None = None,
+        taps: Taps = NO_TAPS,
+        loop: int | None = None,
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """One loop; see :meth:`HookedRun.step`. With several groups it takes the loop's index."""
+        if context is None and self.pad is not None:
+            expected, got = "the input, whose padding is not seen", "a state and an embedding"
+            fix = "Use model.bind(inputs).step(h)."
+            raise InputError("step", expected=expected, given=got, fix=fix)
+        if loop is None and self.takes_loop:
+            expected = f"the loop's index: layers of {len(self._groups)} groups take turns"
+            raise InputError("loop", expected=expected, given="none", fix="Pass loop=t.")
+        context = self.length_context(h.shape[1]) if context is None else context
+        return self._run_layers(self.layers_at(loop or 0), h, context, taps, 0)
+
+    def run_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        return self._run_layers(self.layers_at(loop), h, context, taps, loop)
+
+    def _run_layers(
+        self, layers: Any, h: Tensor, context: AttentionContext, taps: Taps, place: int
+    ) -> Tensor:
+        """One loop of some layers, past the taps of the loop ``place``."""
+        tap = taps.at("block", place)
+        h = tap("hook_state_pre", h)
+        for k, layer in enumerate(layers):
+            h = self.layer(layer, h, context, taps.at("block", place, k))
+        return tap("hook_state_post", h)
+
+    def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
+        """The state: the output of the last layer."""
+        return h
+
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+        """``norm(h + attn(h))``, then ``norm(h + mlp(h))``."""
+        attention = layer.attention
+        h = tap("hook_resid_pre", h)
+        projections = attention.query, attention.key, attention.value
+        q, k, v = (split_heads(project(h), self._d_head) for project in projections)
+        z = attend(q, k, v, context, tap)
+        x = tap("hook_attn_out", attention.dense(join_heads(z)))
+        h = _layer_norm(attention.LayerNorm, h + x, tap, "ln1_post")
+        h = tap("hook_resid_mid", h)
+        neurons = layer.activation(tap("mlp.hook_pre", layer.ffn(h)))
+        x = tap("hook_mlp_out", layer.ffn_output(tap("mlp.hook_post", neurons)))
+        h = _layer_norm(layer.full_layer_layer_norm, x + h, tap, "ln2_post")
+        return tap("hook_resid_post", h)
+
+    def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
+        layers = self.layers_at(loop)
+        for k in reversed(range(len(layers))):
+            backward.at(loop=loop, layer=k)
+            norm, attention = layers[k].full_layer_layer_norm, layers[k].attention
+            backward.through_norm("ln2_post", norm.weight, norm.bias)
+            backward.write("mlp", backward.read("hook_mlp_out"))
+            norm = attention.LayerNorm
+            backward.through_norm("ln1_post", norm.weight, norm.bias)
+            backward.write_heads(attention.dense.weight, attention.dense.bias)
+        backward.at(loop=loop)
+
+    # The readout
+
+    def run_readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        head, top = _parts(self.published)[1], taps.at("top")
+        if head is None:
+            return h
+        x = head.activation(top("mlm_head.hook_pre", head.dense(h)))
+        x = _layer_norm(head.LayerNorm, top("mlm_head.hook_post", x), top, "ln_final")
+        return head.decoder(x)
+
+    def attribute_readout(self, backward: AttributionPass) -> None:
+        """As in the readout, with the head's activation as a gate, ``act(x) / x`` of the run."""
+        head = _parts(self.published)[1]
+        if head is None:
+            features = torch.eye(self.site_map.d_model, device=self.device, dtype=self.dtype)
+            backward.through_unembedding(features, None)
+            return
+        backward.through_unembedding(head.decoder.weight, head.decoder.bias)
+        backward.through_norm("ln_final", head.LayerNorm.weight, head.LayerNorm.bias)
+        x, y = (backward.read(f"mlm_head.hook_{name}") for name in ("pre", "post"))
+        backward.through_scale(torch.where(x == 0, 0, y / x))
+        backward.write("head bias", head.dense.bias)
+        backward.through_linear(head.dense.weight)
+
+
+def _parts(published: Any) -> tuple[Any, Any]:
+    """The ``AlbertModel`` of a published model, and its head, if any."""
+    head = getattr(published, "predictions", None)
+    return (published, None) if head is None else (getattr(published, "albert", None), head)
+
+
+def _narrow_norm(name: str) -> Sites:
+    """Sites of a norm of vectors as wide as the embedding, which is narrower than the state."""
+    return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "embedding"}
+
+
+def _layer_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
+    """:func:`tapped_norm` with the weights of a published LayerNorm."""
+    weights = with_weights(norm, uncalled=True)
+    return tapped_norm(x, weights.weight, weights.bias, norm.eps, tap, name)

@@ -1,0 +1,154 @@
+"""A model of a user's own, in the four methods of the protocol, with hooks inside its step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.adapters.module_calls import (
+    Modules,
+    Watch,
+    another_size,
+    need_example,
+    record_calls,
+)
+from loopinterp.adapters.module_sites import (
+    TappedModel,
+    Tapping,
+    axes_of,
+    outermost_layers,
+    slots_of,
+)
+from loopinterp.core.errors import InputError
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, rule_of
+from loopinterp.models.run_inputs import check_loops
+from loopinterp.models.taps import NO_TAPS, Taps
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.iteration import Iteration
+
+
+class FourMethodAdapter(TappedModel):
+    """A model in the four methods, with hooks on every module that its step calls.
+
+    Its own methods run, so that injections and gates stay as they are. The hooks are
+    ``hook_state_pre`` and ``hook_state_post`` of each loop, and
+    ``loops.{t}.{module path}.hook_in`` and ``.hook_out`` of each module. An outermost module that
+    maps a state to a state is a layer instead, with ``hook_resid_pre`` and ``hook_resid_post``. A
+    module that runs several times in a loop has ``.calls.{k}`` before the hook.
+
+    Args:
+        published: The model. Its weights are shared, and it is not changed.
+        inputs: An example, like the inputs of later runs.
+        n_loops: Loops of a run where the caller sets none; None: by the model's ``loop_rule``.
+
+    Raises:
+        InputError: If it is no module with the four methods, or breaks their rules; if it has no
+            number of loops.
+    """
+
+    def __init__(self, published: Any, inputs: Tensor, *, n_loops: int | None = None) -> None:
+        need_model(published)
+        need_example(published, inputs)
+        own, rule = CheckedModel(published), rule_of(published)
+        if n_loops is None and rule is None:
+            expected, fix = "a number, as the model has no loop_rule", "Pass n_loops=8, say."
+            raise InputError("n_loops", expected=expected, given="None", fix=fix)
+        loops = rule.shown if n_loops is None and rule is not None else check_loops(n_loops or 0)
+        sizes, recorded = [], []
+        with torch.no_grad():
+            for x in (inputs, another_size(inputs)):
+                e = own.embed(x)
+                h = own.initial_state(e)
+                calls, after = record_calls(published, lambda: own.step(h, e, 0))  # noqa: B023
+                recorded.append((calls, e, after))
+                sizes.append((x.shape[0], x.shape[1]))
+            (calls, e, h), (twins, other_e, other) = recorded
+            logits = own.readout(h)
+        if [call.path for call in calls] != [call.path for call in twins]:
+            expected, got = "a step that calls the same modules for every input", "others"
+            fix = "Let the calls depend on no input."
+            raise InputError("step of the model", expected=expected, given=got, fix=fix)
+        layers = outermost_layers(calls, h)
+        slots = slots_of(calls, twins, sizes, layers)
+        placed = [axes_of(x.shape, y.shape, sizes) for x, y in ((e, other_e), (h, other))]
+        super().__init__(
+            published,
+            slots,
+            e_axes=placed[0] or ("pos", e.shape[-1]),
+            state_axes=placed[1] or ("pos", h.shape[-1]),
+            n_loops=loops,
+            d_vocab=declared(published, "d_vocab"),
+            d_vocab_out=logits.shape[-1],
+            causal=declared(published, "causal"),
+            n_ctx=declared(published, "n_ctx"),
+        )
+        if n_loops is None and rule is not None:
+            self.loop_rule = rule
+        self.slots = slots
+        self.takes_loop = own.takes_loop
+        self.task = declared(published, "task")
+        for name in ("reach", "reach_before", "local_step", "d_features", "repeatable"):
+            setattr(self, name, declared(published, name))
+        self._inside = Modules(published)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return device_of(self.published)
+
+    @property
+    def n_coda(self) -> int | None:  # type: ignore[override]
+        """The model's own declaration."""
+        return declared(self.published, "n_coda")
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """The model's."""
+        return CheckedModel(self.published).initial_state(e)
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_state"],
+        e: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext | None = None,
+        taps: Taps = NO_TAPS,
+        loop: int = 0,
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """One loop of the model."""
+        return self.run_loop(h, e, AttentionContext(), taps, loop)
+
+    def bind(
+        self,
+        inputs: Tensor,
+        *,
+        position_offset: int | Int[Tensor, " batch"] = 0,
+        checked: bool = False,
+        all_pairs: bool = False,
+    ) -> Iteration:
+        how: dict[str, Any] = {"checked": checked, "all_pairs": all_pairs}
+        bound = super().bind(inputs, position_offset=position_offset, **how)
+        return replace(bound, takes_loop=bool(self.takes_loop))
+
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
+    ) -> Tensor:
+        return taps.at("top")("hook_embed", CheckedModel(self.published).embed(inputs))
+
+    def own_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, loop: int, tapping: Tapping
+    ) -> Tensor:
+        with self._inside.watching(tapping(Watch())):
+            return CheckedModel(self.published).step(h, e, loop)
+
+    def run_readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        return CheckedModel(self.published).readout(h)
