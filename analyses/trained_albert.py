@@ -1,9 +1,9 @@
-"""A trained ALBERT, PL-BERT of Kokoro-82M, run past its 12 loops: does it settle, and what turns?
+"""A trained ALBERT, PL-BERT of Kokoro-82M, run past its 12 loops: does it converge, and what turns?
 
     python -m analyses.trained_albert orbits --every 1     # trained, shuffled and random weights
     python -m analyses.trained_albert turns                # the phase of the first 40 loops
     python -m analyses.trained_albert parts                # sites, and states with heads ablated
-    python -m analyses.trained_albert kicks                # does a perturbation shift the phase?
+    python -m analyses.trained_albert shifts                # does a perturbation shift the phase?
     python -m analyses.trained_albert probes               # phoneme identity at each loop
     python -m analyses.trained_albert page                 # the tables of the page, from the files
 
@@ -105,7 +105,7 @@ def parts(every: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def kicks(every: int) -> pd.DataFrame:
+def shifts(every: int) -> pd.DataFrame:
     """The phase 100 to 300 loops after a change of the state, against the run without it."""
     model, rows = load_published("kokoro-plbert"), []
     generator = torch.Generator().manual_seed(0)
@@ -126,9 +126,9 @@ def kicks(every: int) -> pd.DataFrame:
         turn = torch.exp(-2j * math.pi / period * torch.arange(len(late[0])))
         first, *_ = waves = [((x - x.mean(0)).flatten(1).T + 0j) @ turn for x in late]
         for name, wave in zip(starts, waves):
-            inner, (kick, size) = first.conj() @ wave, name.split()
+            inner, (change, size) = first.conj() @ wave, name.split()
             same = float(inner.abs() / (first.norm() * wave.norm()))
-            rows.append({"text": k, "kick": kick, "size": float(size), "period": period,
+            rows.append({"text": k, "change": change, "size": float(size), "period": period,
                          "shift": float(inner.angle()) / (2 * math.pi), "same": same})  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -185,11 +185,11 @@ def tables() -> dict[str, str]:
         for part, x in each
     ]
     made["parts"] = table(["part", "period", "explained", "swing", "texts that turn"], rows)
-    kicks = found["kicks"].query("kick != 'none'")
-    expected = (kicks["size"] / kicks["period"]).where(kicks["kick"] != "noise", 0)
+    shifts = found["shifts"].query("change != 'none'")
+    expected = (shifts["size"] / shifts["period"]).where(shifts["change"] != "noise", 0)
     for name, target in (("kept", 0), ("taken", expected)):
-        apart = (kicks["shift"] - target + 0.5) % 1 - 0.5
-        kicks = kicks.assign(**{name: (apart.abs() < 0.05) & (kicks["same"] > 0.9)})
+        apart = (shifts["shift"] - target + 0.5) % 1 - 0.5
+        shifts = shifts.assign(**{name: (apart.abs() < 0.05) & (shifts["same"] > 0.9)})
     rows = [
         [
             *name,
@@ -198,10 +198,10 @@ def tables() -> dict[str, str]:
             f"{x['kept'].mean():.0%}",
             f"{x['taken'].mean():.0%}",
         ]
-        for name, x in kicks.groupby(["kick", "size"], sort=False)
+        for name, x in shifts.groupby(["change", "size"], sort=False)
     ]
     head = ["change", "size", "texts", "same orbit", "phase kept", "phase of the later state"]
-    made["kicks"] = table(head, rows)
+    made["shifts"] = table(head, rows)
     probes = found["probes"].set_index(["target", "loop"])
     controls, best = ("embedding", "random_model", "majority"), []
     for target in ("this", "before", "after"):
@@ -246,7 +246,7 @@ def main() -> None:
         )
 
 
-PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "kicks": kicks, "probes": probes}
+PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "shifts": shifts, "probes": probes}
 
 if __name__ == "__main__":
     main()
