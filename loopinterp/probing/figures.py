@@ -50,8 +50,9 @@ def _(result: CarryStudyResult) -> list[Finding]:
         )
     else:
         cone = f"{result.reach} position{'s' if result.reach != 1 else ''} per loop"
+        when = "From the first loop inside" if good else "Inside"
         text += (
-            f" Accuracy is at least {result.resolved:.2f} inside the light cone ({cone}); outside "
+            f" {when} the light cone ({cone}), accuracy is at least {result.resolved:.2f}; outside "
             "it nothing can be decoded."
         )
     return [Finding(text, value=f"{result.speed:.2f} positions / loop", good=good)]
