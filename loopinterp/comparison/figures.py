@@ -147,10 +147,10 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
         title="What happens after an interchange, delay by delay",
         plot=line_panels(panels, x_title=_DELAYS),
         caption=(
-            "Whole-run accuracy asks for every delay (top). Below, a point counts only "
-            "interventions effective at that delay, so that the order of programs may differ "
-            f"(closest program: {int(first['active'][0])} at once, {int(first['active'][-1])} at "
-            "the last delay). Bands: 95% intervals."
+            "Top: share of interventions predicted at every delay up to this one. Below: share "
+            "predicted at this delay, of those effective there (closest program: "
+            f"{int(first['active'][0])} at delay 0, {int(first['active'][-1])} at the last). "
+            "The order of programs may differ. Bands: 95% intervals."
         ),
         control="No interchange: share of the closest program's interventions with no change.",
         data=tidy(data[["followed", "iia", "active", "no_interchange"]].sel(stratum=ALL)),
@@ -402,7 +402,7 @@ def _decodability_figures(result: Decodability) -> list[Figure]:
     layout: dict[str, Any] = {"y_title": "model loop", "value_range": (0.4, 1), "square": True}
     return [
         Figure(
-            title="Which program variables can be read, loop against loop",
+            title="Program variables that a probe reads, loop by loop",
             plot=heatmap_panels(panels, value_title="balanced accuracy", **layout),
             caption=(
                 "Balanced accuracy of a linear probe of a program's variable after each program "

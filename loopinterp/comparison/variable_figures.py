@@ -252,7 +252,7 @@ def _(result: SubspaceSearch) -> list[Figure]:
     ]
     return [
         Figure(
-            title="In how many directions the interchanged state lives",
+            title="Directions that carry the interchange",
             plot=line_panels(panels, x_title="loops after the interchange"),
             caption=(
                 "Share of held-out pairs in which an interchange of a subspace gives the same "

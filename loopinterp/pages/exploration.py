@@ -194,16 +194,16 @@ def _(result: Exploration) -> list[Finding]:
     n_asked, all_right, after = int(is_asked.sum()), right.all(1), right.sum(1)
     start = f"{reader} has {after[1]} of the {n_asked} symbols right after 1 loop"
     if n_loops == loop == 1:
-        text = f"{start}, when it is asked."
+        text = f"{start}, when it is scored."
     elif all_right[-1]:
         # The loop after the last at which something was wrong.
         since = n_loops - all_right[::-1].tolist().index(False) + 1 if not all_right.all() else 0
         until = "on" if n_loops >= loop else f"to {n_loops}, the last that is shown"
-        text = f"{start}, and all of them from loop {since} {until} (it is asked after {loop})."
+        text = f"{start}, and all of them from loop {since} {until} (scored after {loop})."
     elif n_loops >= loop and not all_right[loop]:
-        text = f"{start}, and {after[loop]} after {loop}, when it is asked: it gets this one wrong."
+        text = f"{start}, and {after[loop]} after {loop}, when it is scored: this one is wrong."
     else:
-        text = f"{start}, and {after[-1]} after {n_loops} (it is asked after {loop})."
+        text = f"{start}, and {after[-1]} after {n_loops} (scored after {loop})."
     return [*findings, Finding(text, kind="explorer")]
 
 

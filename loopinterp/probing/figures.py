@@ -50,10 +50,10 @@ def _(result: CarryStudyResult) -> list[Finding]:
         )
     else:
         cone = f"{result.reach} position{'s' if result.reach != 1 else ''} per loop"
-        when = "from the first loop on in which" if good else "where"
+        when = "From the first loop inside" if good else "Inside"
         text += (
-            f" Accuracy is at least {result.resolved:.2f} {when} it is inside the light cone "
-            f"({cone}). Outside nothing can be decoded."
+            f" {when} the light cone ({cone}), accuracy is at least {result.resolved:.2f}; outside "
+            "it nothing can be decoded."
         )
     return [Finding(text, value=f"{result.speed:.2f} positions / loop", good=good)]
 

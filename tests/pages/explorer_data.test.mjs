@@ -114,7 +114,7 @@ test("the plane's ends are those of the example", async () => {
 test("a place is said in words", async () => {
   const data = await opened();
   assert.equal(describe(data, { example: 0, loop: 0, pos: 1 }), "loop 0, position 1, b: answers no with probability 0.750, wrong, yes is right");
-  assert.match(describe(data, { example: 0, loop: 1, pos: 0 }), /nothing is asked here$/);
+  assert.match(describe(data, { example: 0, loop: 1, pos: 0 }), /no answer is scored here$/);
 });
 
 test("controls and marks of direction are spelled out, and all else is left alone", () => {

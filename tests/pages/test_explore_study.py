@@ -197,10 +197,10 @@ def test_findings_say_when_the_first_example_is_right(batches: list[Batch]) -> N
     assert task.text == "Add. 1 sum."
     assert right.text == (
         "The model has 2 of the 4 symbols right after 1 loop, and all of them from loop 3 on "
-        "(it is asked after 5)."
+        "(scored after 5)."
     )
     short = explore(model, batch, examples=1, n_loops=3).findings()[-1].text
-    assert short.endswith("from loop 3 to 3, the last that is shown (it is asked after 5).")
+    assert short.endswith("from loop 3 to 3, the last that is shown (scored after 5).")
 
 
 def test_words_are_those_of_the_task() -> None:

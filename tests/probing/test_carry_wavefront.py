@@ -70,7 +70,7 @@ def test_the_half_that_cannot_fail_is_labelled_as_that(ripple: CarryStudyResult)
         assert result.reach == reach
         np.testing.assert_array_equal(result.data["in_reach"], arrived(result, reach))
         (finding,) = result.findings()
-        assert finding.good and "from the first loop" in finding.text
+        assert finding.good and "From the first loop" in finding.text
         assert f"({reach} position" in finding.text and "light cone" in finding.text
 
 
@@ -88,7 +88,7 @@ def test_a_model_that_could_see_further_is_judged_by_where_it_does_not_read() ->
 def test_a_late_carry_is_not_said_to_be_read_as_soon_as_it_can_arrive() -> None:
     late = dataclasses.replace(study_of(CarryToy()), reach=2)
     (finding,) = late.findings()
-    assert not finding.good and "from the first loop" not in finding.text
+    assert not finding.good and "From the first loop" not in finding.text
     assert "moves 1.00 positions" in finding.text and "at least 0.50" in finding.text
 
 

@@ -171,7 +171,7 @@ function fillPanels(parts, data, state) {
     return [`after layer ${k}`, `${symbol} ${probability.toFixed(4)}`];
   });
   fillFacts(parts.facts, [
-    ["right answer", cell.target ?? "none is asked"], ...(data.has("entropy") ? [["entropy (bits)", spell(cell.entropy)]] : []),
+    ["right answer", cell.target ?? "none is scored"], ...(data.has("entropy") ? [["entropy (bits)", spell(cell.entropy)]] : []),
     ...(data.has("moved") ? [["moved (relative)", loop ? spell(cell.moved) : "–"]] : []), ...inside,
   ]);
   parts.looks.fill(data.heads.flatMap(({ name }, k) =>
@@ -289,7 +289,7 @@ function show(element, data, options) {
     parts.said.textContent = example.said;
     parts.slider.max = String(example.loops);
     parts.slider.value = String(state.loop);
-    const asked = state.loop === example.askedAfter ? ", asked" : "";
+    const asked = state.loop === example.askedAfter ? ", scored" : "";
     parts.output.textContent = `loop ${state.loop} of ${example.loops}${asked}`;
     parts.slider.setAttribute("aria-valuetext", parts.output.textContent);
     parts.play.textContent = state.playing ? "Pause" : "Play";

@@ -140,7 +140,7 @@ export function spell(value) {
 /* A place in words, for those who do not see it. */
 export function describe(data, { example, loop, pos }) {
   const { answers, open, right, target } = data.cell(example, loop, pos);
-  const verdict = target === null ? "nothing is asked here" : open ? `${target} is right` : right ? "right" : `wrong, ${target} is right`;
+  const verdict = target === null ? "no answer is scored here" : open ? `${target} is right` : right ? "right" : `wrong, ${target} is right`;
   const [{ symbol, probability }] = answers;
   const said = open ? "leaves the answer open" : `answers ${symbol}${probability === null ? "" : ` with probability ${probability.toFixed(3)}`}`;
   return `loop ${loop}, position ${pos}, ${data.examples[example].tokens[pos]}: ${said}, ${verdict}`;
