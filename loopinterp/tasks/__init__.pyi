@@ -12,6 +12,7 @@ from .full_output import Copy as Copy
 from .full_output import FullOutput as FullOutput
 from .full_output import Parity as Parity
 from .full_output import UniqueSet as UniqueSet
+from .hops import PHop as PHop
 from .maze import Maze as Maze
 from .prefixes import Automaton as Automaton
 from .prefixes import PrefixSum as PrefixSum

@@ -10,6 +10,7 @@ from loopinterp.tasks.abacus import AbacusAddition, AbacusMultiplication, Abacus
 from loopinterp.tasks.addition import Addition, Multiplication, TokenAddition
 from loopinterp.tasks.chess import ChessPuzzles
 from loopinterp.tasks.full_output import BinarySum, Copy, Parity, UniqueSet
+from loopinterp.tasks.hops import PHop
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import AbacusSorting
@@ -31,6 +32,7 @@ _FACTORIES: dict[str, Callable[..., Task]] = {
         Maze,
         Multiplication,
         NextToken,
+        PHop,
         Parity,
         PrefixSum,
         RegularLanguage,

@@ -15,6 +15,7 @@ from loopinterp.tasks.addition import BOS, Addition, Multiplication, TokenAdditi
 from loopinterp.tasks.chess import SYMBOLS as PIECES
 from loopinterp.tasks.chess import ChessPuzzles, read_fen, square_of
 from loopinterp.tasks.full_output import FullOutput
+from loopinterp.tasks.hops import PHop
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import SYMBOLS as SORTED
@@ -105,6 +106,8 @@ def answer_words(task: Any) -> list[str] | None:
     """A word for each answer class of a task; None if classes have only numbers."""
     if isinstance(task, FullOutput):
         return [*task.symbols[: task.n_answer_symbols], "EOS"]
+    if isinstance(task, PHop):
+        return [*task.answer_symbols]
     words = token_words(task)
     return words if words is not None and len(words) == task.d_vocab_out else None
 
@@ -262,6 +265,12 @@ def _(task: RegularLanguage, text: str) -> Batch | None:
     shown = rf"(?:in {re.escape(task.language)}, prefixes of )?"
     form = re.fullmatch(rf"\s*{shown}([{re.escape(task.automaton.alphabet)}\s]+)(?:=.*)?", text)
     return None if form is None else task.encode(["".join(form[1].split())])
+
+
+@_shown_example.register
+def _(task: PHop, text: str) -> Batch | None:
+    form = re.fullmatch(r"\s*(\d+)-hop from each of ([a-z\s]+)(?:=.*)?", text)
+    return None if form is None else task.encode(["".join(form[2].split())], hops=int(form[1]))
 
 
 @_shown_example.register

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -401,8 +400,9 @@ def test_what_no_adapter_knows_is_refused_by_a_list_of_what_they_know(wrong: Any
 def test_an_option_that_its_adapter_does_not_have_is_refused(name: str) -> None:
     options = {"huginn": "seed", "hrm_text": "n_prefix", "albert": "pad"}
     known = options.get(name.partition("-")[0], "(none)")
-    with pytest.raises(InputError, match=re.escape(f"expected one of {known}, got 'sed'")):
+    with pytest.raises(InputError) as refused:
         adapt(KINDS[name].build(), sed=3)
+    assert known in refused.value.expected and refused.value.given == "'sed'"
 
 
 @every

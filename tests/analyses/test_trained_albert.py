@@ -32,11 +32,11 @@ def test_a_state_with_no_head_silenced_is_that_of_the_model() -> None:
 
 @torch.no_grad()
 def test_the_state_of_a_later_loop_has_that_loops_phase() -> None:
-    rows = study.kicks(every=240)
-    later = rows[rows["kick"] == "all"]
+    rows = study.shifts(every=240)
+    later = rows[rows["change"] == "all"]
     shift = (later["shift"] - later["size"] / later["period"] + 0.5) % 1 - 0.5
     assert (shift.abs() < 0.05).all() and (later["same"] > 0.95).all()
-    assert rows.set_index("kick").loc["none", "shift"] == pytest.approx(0)
+    assert rows.set_index("change").loc["none", "shift"] == pytest.approx(0)
 
 
 def test_the_page_is_what_its_files_say() -> None:

@@ -21,6 +21,8 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("prefix_sum", {"modulus": 7}),
     ("regular_language", {}),
     ("regular_language", {"language": "dyck_3"}),
+    ("p_hop", {}),
+    ("p_hop", {"n_symbols": 6, "most_hops": 3}),
     ("copy", {}),
     ("binary_sum", {}),
     ("unique_set", {}),
@@ -105,6 +107,23 @@ IN_LANGUAGE: dict[str, Callable[[str], bool]] = {
     "dyck_3": lambda text: balanced(text, 3),
 }
 """Membership of each regular language by its definition, without an automaton."""
+
+
+def hop_back(text: str, hops: int) -> str:
+    """Where so many hops of induction lead from each letter, by their definition; "-" is nowhere.
+
+    Letters are numbered from 1, and 0 is nowhere.
+    """
+
+    def find(i: int) -> int:
+        return max((j for j in range(2, i + 1) if text[j - 2] == text[i - 1]), default=0)
+
+    ends = range(1, len(text) + 1)
+    for _ in range(hops):
+        ends = [find(i) for i in ends]
+    return "".join(text[i - 1] if i else "-" for i in ends)
+
+
 LETTERS = [chr(ord("A") + i) for i in range(60)]
 
 

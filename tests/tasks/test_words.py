@@ -23,6 +23,7 @@ from loopinterp.tasks import (
     Maze,
     Multiplication,
     NextToken,
+    PHop,
     PrefixSum,
     RegularLanguage,
     Sudoku,
@@ -30,7 +31,7 @@ from loopinterp.tasks import (
     get_task,
 )
 from loopinterp.tasks.chess import SYMBOLS
-from tests.tasks.answers import IN_LANGUAGE, SETTINGS, maze_path, small_solutions
+from tests.tasks.answers import IN_LANGUAGE, SETTINGS, hop_back, maze_path, small_solutions
 
 
 def _column(numbers: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,6 +76,9 @@ def _encoded(task: Any, question: str) -> Batch:
         return Batch(tokens, task.targets(tokens), n := torch.tensor([1]), n, task)
     if isinstance(task, RegularLanguage):
         return task.encode([question.rpartition(" of ")[2]])
+    if isinstance(task, PHop):
+        hops, letters = question.split("-hop from each of ")
+        return task.encode([letters], hops=int(hops))
     prompt = question.rpartition(" of " if " of " in question else " in ")[2]
     symbols, n = _bits(prompt)
     make = getattr(task, "from_symbols", None) or task.from_bits
@@ -99,6 +103,9 @@ def _right(task: Any, question: str) -> str:
     if task.name in ORACLES:
         prompt = question.rpartition(" of " if " of " in question else " in ")[2]
         return ORACLES[task.name](prompt, task)
+    if isinstance(task, PHop):
+        hops, letters = question.split("-hop from each of ")
+        return hop_back(letters, int(hops))
     if isinstance(task, NextToken):
         return _right(task.task, question)
     if isinstance(task, AbacusSorting):
