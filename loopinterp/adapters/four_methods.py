@@ -56,7 +56,7 @@ class FourMethodAdapter(TappedModel):
     def __init__(self, published: Any, inputs: Tensor, *, n_loops: int | None = None) -> None:
         need_model(published)
         need_example(published, inputs)
-        own, rule = CheckedModel(published), rule_of(published)
+        native, rule = CheckedModel(published), rule_of(published)
         if n_loops is None and rule is None:
             expected, fix = "a number, as the model has no loop_rule", "Pass n_loops=8, say."
             raise InputError("n_loops", expected=expected, given="None", fix=fix)
@@ -64,13 +64,13 @@ class FourMethodAdapter(TappedModel):
         sizes, recorded = [], []
         with torch.no_grad():
             for x in (inputs, another_size(inputs)):
-                e = own.embed(x)
-                h = own.initial_state(e)
-                calls, after = record_calls(published, lambda: own.step(h, e, 0))  # noqa: B023
+                e = native.embed(x)
+                h = native.initial_state(e)
+                calls, after = record_calls(published, lambda: native.step(h, e, 0))  # noqa: B023
                 recorded.append((calls, e, after))
                 sizes.append((x.shape[0], x.shape[1]))
             (calls, e, h), (twins, other_e, other) = recorded
-            logits = own.readout(h)
+            logits = native.readout(h)
         if [call.path for call in calls] != [call.path for call in twins]:
             expected, got = "a step that calls the same modules for every input", "others"
             fix = "Let the calls depend on no input."
@@ -92,7 +92,7 @@ class FourMethodAdapter(TappedModel):
         if n_loops is None and rule is not None:
             self.loop_rule = rule
         self.slots = slots
-        self.takes_loop = own.takes_loop
+        self.takes_loop = native.takes_loop
         self.task = declared(published, "task")
         for name in ("reach", "reach_before", "local_step", "d_features", "repeatable"):
             setattr(self, name, declared(published, name))

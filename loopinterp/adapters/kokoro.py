@@ -165,8 +165,8 @@ def _weights(graph: Any, names: Sequence[str]) -> dict[str, Tensor]:
     def dequantised(quantised: Tensor, scale: str, zero: str) -> Tensor:
         return (quantised.int() - tensor(zero).int()) * tensor(scale)
 
-    whole = {name: f"encoder.bert.{name}" for name in names}
+    full_names = {name: f"encoder.bert.{name}" for name in names}
     return {
         name: tensor(full) if full in saved else matrix(name.removesuffix(".weight"))
-        for name, full in whole.items()
+        for name, full in full_names.items()
     }

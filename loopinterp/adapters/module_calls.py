@@ -115,10 +115,10 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
     def leave(path: str, output: Any) -> None:
         start, arguments = entered[path].pop()
         leaves, shape = tree_flatten(output)
-        kept = tree_unflatten([_copied(x) for x in leaves], shape)
+        copy = tree_unflatten([_copied(x) for x in leaves], shape)
         given = next((x for x in arguments.values() if is_floats(x)), None)
         at = counts[path], start, next(clock)
-        calls.append(Call(path, *at, arguments, given, kept, first_tensor(kept)))
+        calls.append(Call(path, *at, arguments, given, copy, first_tensor(copy)))
         counts[path] += 1
 
     with ExitStack() as stack:

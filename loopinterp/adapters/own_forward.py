@@ -47,13 +47,13 @@ class OwnForward(Modules):
             output = getattr(output, name, output)
         parts = output if isinstance(output, (tuple, list)) else [output]
         wide = (x for x in parts if is_floats(x) and x.dim() == 3)
-        found = next(wide, None)
-        if found is None:
+        logits = next(wide, None)
+        if logits is None:
             expected = "floats [batch, pos, class]"
             fix = "Pass forward=lambda model, inputs: …, which returns them."
-            given = ", ".join(map(spell, parts)) or "nothing"
-            raise InputError("output of the model", expected=expected, given=given, fix=fix)
-        return found
+            got = ", ".join(map(spell, parts)) or "nothing"
+            raise InputError("output of the model", expected=expected, given=got, fix=fix)
+        return logits
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by name."""
@@ -105,20 +105,20 @@ class RepeatedLoop:
     n_ends: int = 0
     flat: bool = False
 
-    def embed(self, own: OwnForward, inputs: Tensor) -> Tensor:
+    def embed(self, native: OwnForward, inputs: Tensor) -> Tensor:
         """The injected input."""
-        return inputs if self.entry is None else own.run(inputs, Watch(take=self.entry))
+        return inputs if self.entry is None else native.run(inputs, Watch(take=self.entry))
 
-    def initial_state(self, own: OwnForward, e: Tensor, width: int) -> Tensor:
+    def initial_state(self, native: OwnForward, e: Tensor, width: int) -> Tensor:
         """The state before the first loop."""
         if self.start is None:
             return e
         zeros = e.new_zeros(*e.shape[:-1], width)
-        return zeros if self.start == "zeros" else own.tensors()[self.start].expand_as(zeros)
+        return zeros if self.start == "zeros" else native.tensors()[self.start].expand_as(zeros)
 
     def step(
         self,
-        own: OwnForward,
+        native: OwnForward,
         h: Tensor,
         e: Tensor,
         inputs: Tensor,
@@ -138,17 +138,17 @@ class RepeatedLoop:
             opens=self.ends[0] if self.injects else self.entry,
             blank=self.blank if self.injects else {},
         )
-        after = own.run(inputs, watch if tapping is None else tapping(watch))
+        after = native.run(inputs, watch if tapping is None else tapping(watch))
         return after.unflatten(0, (len(h), -1)) if self.flat else after
 
     def _returned(self, h: Tensor) -> Tensor:
         """A state as its module returns it."""
         return h.flatten(0, 1) if self.flat else h
 
-    def read(self, own: OwnForward, h: Tensor, inputs: Tensor) -> Tensor:
+    def read(self, native: OwnForward, h: Tensor, inputs: Tensor) -> Tensor:
         """Logits of a state, in the model's own forward; ``inputs`` only have the right shape."""
         watch = Watch(put={self.ends[-1]: self._returned(h)}, blank=self.blank)
-        logits = own.run(inputs, watch)
+        logits = native.run(inputs, watch)
         if watch.counts[self.ends[-1][0]] != self.n_ends:
             expected = f"{self.n_loops} loops for every input"
             fix = "Let the number of loops depend on no input, or write the four methods."
@@ -188,7 +188,7 @@ class Recording:
 
 
 @torch.no_grad()
-def record(own: OwnForward, inputs: Tensor) -> Recording:
+def record(native: OwnForward, inputs: Tensor) -> Recording:
     """Record a model's own forward, twice on the example and once on another size of it.
 
     Raises:
@@ -196,7 +196,7 @@ def record(own: OwnForward, inputs: Tensor) -> Recording:
             other size.
     """
     (calls, logits), (_, again) = (
-        record_calls(own.model, lambda: own.logits(inputs)) for _ in range(2)
+        record_calls(native.model, lambda: native.logits(inputs)) for _ in range(2)
     )
     if not torch.equal(logits, again):
         fix = "Call model.eval(), and seed noise or leave it out."
@@ -204,10 +204,10 @@ def record(own: OwnForward, inputs: Tensor) -> Recording:
         raise InputError("forward of the model", expected=expected, given="others", fix=fix)
     other, more = another_size(inputs), torch.cat([inputs, inputs[:1]])
     try:
-        other_calls, _ = record_calls(own.model, lambda: own.logits(other))
+        other_calls, _ = record_calls(native.model, lambda: native.logits(other))
     except Exception:  # the model's own code may raise anything at a length that it does not take
         other = more
-        other_calls, _ = record_calls(own.model, lambda: own.logits(other))
+        other_calls, _ = record_calls(native.model, lambda: native.logits(other))
     if [call.path for call in calls] != [call.path for call in other_calls]:
         expected, got = "the same calls for inputs of every size", "others for another size"
         fix = "Let the number of loops depend on no input, or write the four methods."

@@ -114,10 +114,10 @@ class RepeatedAdapter(TappedModel):
         forward: Forward | None = None,
     ) -> None:
         need_example(published, inputs)
-        own = OwnForward(published, forward)
+        native = OwnForward(published, forward)
         with same_kernels():
-            recording = record(own, inputs)
-            loop = _loop_of(own, recording, repeat)
+            recording = record(native, inputs)
+            loop = _loop_of(native, recording, repeat)
         at = {call.place: call for call in recording.calls}
         placed = recording.placed(at[loop.ends[0]])
         assert placed is not None  # as the search has tested
@@ -127,21 +127,21 @@ class RepeatedAdapter(TappedModel):
             e_axes = entry[1]
         # Modules in several places may be parts of layers: norms, attention.
         has_layers = repeat is not None or len(loop.block) == 1
-        slots = loop_slots(own, recording, loop, has_layers=has_layers)
+        slots = loop_slots(native, recording, loop, has_layers=has_layers)
         super().__init__(
             published,
             slots,
             e_axes=e_axes,
             state_axes=axes,
             n_loops=loop.n_loops,
-            d_vocab=_vocabulary(own, recording),
+            d_vocab=_vocabulary(native, recording),
             d_vocab_out=recording.logits.shape[-1],
-            causal=_is_causal(own, recording),
+            causal=_is_causal(native, recording),
             n_ctx=inputs.shape[1] if recording.one_length else None,
             options={"repeat": list(loop.block)},
         )
         self.loop, self.slots = loop, slots
-        self._own, self._example = own, inputs
+        self._native, self._example = native, inputs
         self._state_width, self._one_place_each = width, axes[0] == "pos"
 
     @property
@@ -186,12 +186,12 @@ class RepeatedAdapter(TappedModel):
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
         """The state before the first loop: ``e``, zeros, or a vector that the model has learnt."""
-        return self.loop.initial_state(self._own, e, self._state_width)
+        return self.loop.initial_state(self._native, e, self._state_width)
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
-        return taps.at("top")("hook_embed", self.loop.embed(self._own, inputs))
+        return taps.at("top")("hook_embed", self.loop.embed(self._native, inputs))
 
     def own_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, loop: int, tapping: Tapping
@@ -202,7 +202,7 @@ class RepeatedAdapter(TappedModel):
             got = "a state and an embedding"
             raise InputError("step", expected=expected, given=got, fix=fix)
         inputs = self._stand_in(h) if inputs is None else inputs
-        after = self.loop.step(self._own, h, e, inputs, tapping)
+        after = self.loop.step(self._native, h, e, inputs, tapping)
         if torch.is_grad_enabled() and h.requires_grad and not after.requires_grad:
             expected, got = "gradients through the loop", "none: the model's own forward stops them"
             fix = "Run it under torch.no_grad(), or take no_grad and detach out of its forward."
@@ -216,7 +216,7 @@ class RepeatedAdapter(TappedModel):
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.loop.read(self._own, h, self._stand_in(h))
+        return self.loop.read(self._native, h, self._stand_in(h))
 
     def _stand_in(self, h: Tensor) -> Tensor:
         """Inputs of a state's size, for a part of the forward that reads no more of them."""
@@ -227,12 +227,12 @@ class RepeatedAdapter(TappedModel):
 
 
 def _loop_of(
-    own: OwnForward, recording: Recording, repeat: str | Sequence[str] | None
+    native: OwnForward, recording: Recording, repeat: str | Sequence[str] | None
 ) -> RepeatedLoop:
     """The loop of the block that was named, or of the first that is one."""
     if repeat is not None:
-        return find_loop(own, recording, block_of(own, recording.calls, repeat))
-    blocks: list[Block] = repeated_blocks(own, recording.calls)
+        return find_loop(native, recording, block_of(native, recording.calls, repeat))
+    blocks: list[Block] = repeated_blocks(native, recording.calls)
     if not blocks:
         expected = "a module with weights that one forward calls several times"
         fix = "It is no looped model; a stack of untied layers runs each of them once."
@@ -240,18 +240,18 @@ def _loop_of(
     first: InputError | None = None
     for block in blocks:
         try:
-            return find_loop(own, recording, as_named(own, block))
+            return find_loop(native, recording, as_named(native, block))
         except InputError as error:
             first = first or error
     assert first is not None
     raise first
 
 
-def _vocabulary(own: OwnForward, recording: Recording) -> int | None:
+def _vocabulary(native: OwnForward, recording: Recording) -> int | None:
     """Tokens of the embedding that reads the inputs, if one does."""
     for call in recording.calls:
-        module, given = own.by_path[call.path], call.arguments.values()
-        if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in given):
+        module, arguments = native.by_path[call.path], call.arguments.values()
+        if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in arguments):
             return module.num_embeddings
     return None
 
@@ -261,7 +261,7 @@ def _same(x: object, y: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _is_causal(own: OwnForward, recording: Recording) -> bool | None:
+def _is_causal(native: OwnForward, recording: Recording) -> bool | None:
     """Whether logits before the last position stay where the last token is another one."""
     inputs, logits = recording.inputs, recording.logits
     if inputs.shape[1] < 2 or logits.shape[1] != inputs.shape[1]:
@@ -270,5 +270,5 @@ def _is_causal(own: OwnForward, recording: Recording) -> bool | None:
     other[:, -1] = inputs[:, 0]
     if torch.equal(other, inputs):
         return None
-    changed = own.logits(other)
+    changed = native.logits(other)
     return bool(torch.allclose(changed[:, :-1], logits[:, :-1], atol=1e-5))

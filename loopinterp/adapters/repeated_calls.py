@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 # The block
 
 
-def repeated_blocks(own: OwnForward, calls: Sequence[Call]) -> list[Block]:
+def repeated_blocks(native: OwnForward, calls: Sequence[Call]) -> list[Block]:
     """Modules with weights that are called several times, those with the most weights first.
 
     All that are called equally often are one block; so are those of them in one container, and
     each by itself.
     """
     often = Counter(call.path for call in calls)
-    several = {path for path, n in often.items() if n > 1 and _weights(own.by_path[path])}
+    several = {path for path, n in often.items() if n > 1 and _weights(native.by_path[path])}
     outermost = [
         path  # in the order in which the model declares them
-        for path in own.by_path
+        for path in native.by_path
         if path in several and not any(path.startswith(f"{x}.") for x in several)
     ]
     groups: dict[tuple[int, str | None], list[str]] = {}
@@ -48,32 +48,32 @@ def repeated_blocks(own: OwnForward, calls: Sequence[Call]) -> list[Block]:
         for container in (None, path.rpartition(".")[0], path):
             groups.setdefault((often[path], container), []).append(path)
     blocks = dict.fromkeys(tuple(group) for group in groups.values())
-    return sorted(blocks, key=lambda b: (-sum(_weights(own.by_path[x]) for x in b), b))
+    return sorted(blocks, key=lambda b: (-sum(_weights(native.by_path[x]) for x in b), b))
 
 
 def _weights(module: nn.Module) -> int:
     return sum(x.numel() for x in module.parameters())
 
 
-def block_of(own: OwnForward, calls: Sequence[Call], repeat: str | Sequence[str]) -> Block:
+def block_of(native: OwnForward, calls: Sequence[Call], repeat: str | Sequence[str]) -> Block:
     """The paths that were named, if one forward calls modules there several times."""
     block = (repeat,) if isinstance(repeat, str) else tuple(repeat)
     for path in block:
-        if path not in own.by_path or not path:
-            raise unknown_name("repeat", path, filter(None, own.by_path))
+        if path not in native.by_path or not path:
+            raise unknown_name("repeat", path, filter(None, native.by_path))
     often = Counter(call.path for call in calls)
-    counts = [often[path] for path in _inside(own, block) if path in often]
+    counts = [often[path] for path in _inside(native, block) if path in often]
     if counts and max(counts) > 1:
         return block
-    several = repeated_blocks(own, calls)
+    several = repeated_blocks(native, calls)
     got = f"{block[0]!r}, {'called once' if counts else 'never called'}"
     if max(counts, default=0) == 1 and not often[block[0]]:
         got = f"{block[0]!r}, whose layers have weights of their own and are called once"
-        if _shares_weights(own.by_path[block[0]]):
+        if _shares_weights(native.by_path[block[0]]):
             got = f"{block[0]!r}, of different modules that share weights"
     fix = "It is no looped model, or its loop is not made of modules: write the four methods."
     if several:
-        named = as_named(own, several[0])
+        named = as_named(native, several[0])
         shown = named[0] if len(named) == 1 else list(named)
         fix = f"Pass repeat={shown!r}, called {often[several[0][0]]} times."
     expected = "modules that one forward calls several times"
@@ -86,26 +86,26 @@ def _shares_weights(module: nn.Module) -> bool:
     return len(every) > len(list(module.parameters()))
 
 
-def as_named(own: OwnForward, block: Block) -> Block:
+def as_named(native: OwnForward, block: Block) -> Block:
     """A block as a user names it: the path of a list, if it has all modules of one."""
     container = block[0].rpartition(".")[0]
-    whole = len(block) > 1 and container and _members(own, (container,)) == list(block)
-    return (container,) if whole else block
+    is_all = len(block) > 1 and container and _members(native, (container,)) == list(block)
+    return (container,) if is_all else block
 
 
-def _inside(own: OwnForward, block: Block) -> set[str]:
+def _inside(native: OwnForward, block: Block) -> set[str]:
     """Paths of all modules in a block."""
-    modules = {id(x) for path in block for x in own.by_path[path].modules()}
-    return {path for path, module in own.by_path.items() if id(module) in modules}
+    modules = {id(x) for path in block for x in native.by_path[path].modules()}
+    return {path for path, module in native.by_path.items() if id(module) in modules}
 
 
-def loops_of(own: OwnForward, calls: Sequence[Call], block: Block) -> list[list[Call]]:
+def loops_of(native: OwnForward, calls: Sequence[Call], block: Block) -> list[list[Call]]:
     """The calls inside a block, loop by loop.
 
     Raises:
         InputError: If they come in another order in some loop.
     """
-    paths = _inside(own, block)
+    paths = _inside(native, block)
     inside = [call for call in calls if call.path in paths]
     order = [call.path for call in inside]
     lengths = (n for n in range(1, len(order) + 1) if len(order) % n == 0)
@@ -129,7 +129,7 @@ def loops_of(own: OwnForward, calls: Sequence[Call], block: Block) -> list[list[
 class _Search:
     """The recording, the loops of the block, and candidates for the state."""
 
-    own: OwnForward
+    native: OwnForward
     recording: Recording
     block: Block
     loops: list[list[Call]]
@@ -156,7 +156,7 @@ class _Search:
 
     def blank(self) -> dict[str, Any]:
         """Repeated modules whose output is one tensor, of the shape of their input."""
-        outputs, members = {}, _members(self.own, self.block)
+        outputs, members = {}, _members(self.native, self.block)
         for call in self.loops[0]:
             ends = [None if x is None else x.shape for x in (call.given, call.returned)]
             if call.path in members and ends[0] == ends[1] and _tensors(call.output) == 1:
@@ -191,22 +191,24 @@ class _Search:
         self, loop: RepeatedLoop, e: Tensor, states: list[Tensor]
     ) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
         """The loop with a state in place of ``e``, or beside it and from each known start."""
-        own, inputs = self.own, self.recording.inputs
+        native, inputs = self.native, self.recording.inputs
         if e.shape == states[0].shape:
             follow = zip([e, *states], states)
-            if all(alike(loop.step(own, h, e, inputs), after) for h, after in follow):
+            if all(alike(loop.step(native, h, e, inputs), after) for h, after in follow):
                 yield loop, [e, *states]
         if e.shape[:2] != states[0].shape[:2]:
             return
         width, follow = states[0].shape[-1], pairwise(states)
-        beside = replace(loop, injects=True)
-        if not all(alike(beside.step(own, h, e, inputs), after) for h, after in follow):
+        injecting = replace(loop, injects=True)
+        if not all(alike(injecting.step(native, h, e, inputs), after) for h, after in follow):
             return
         # A tensor of the model that is one vector, [width] or [1, 1, width].
-        vectors = [k for k, x in own.tensors().items() if x.numel() == width == x.shape[-1]]
+        vectors = [k for k, x in native.tensors().items() if x.numel() == width == x.shape[-1]]
         for start in ("zeros", None, *vectors):
-            h = replace(beside, start=start).initial_state(own, e, width)
-            if h.shape == states[0].shape and alike(beside.step(own, h, e, inputs), states[0]):
+            h = replace(beside, start=start).initial_state(native, e, width)
+            if h.shape == states[0].shape and alike(
+                injecting.step(native, h, e, inputs), states[0]
+            ):
                 yield replace(beside, start=start), [h, *states]
 
 
@@ -219,16 +221,16 @@ def _tensors(tree: Any) -> int:
     return sum(isinstance(x, torch.Tensor) for x in tree_flatten(tree)[0])
 
 
-def _members(own: OwnForward, block: Block) -> list[str]:
+def _members(native: OwnForward, block: Block) -> list[str]:
     """The layers of a block: the modules named, or those in a list that is named."""
     lists = (nn.ModuleList, nn.ModuleDict)
     members: list[str] = []
     for path in block:
-        module = own.by_path[path]
+        module = native.by_path[path]
         # A list may hold one module several times, which has one path.
         inside = [f"{path}.{name}" for name, _ in module.named_children()]
         members += inside if isinstance(module, lists) else [path]
-    return [path for path in members if path in own.by_path]
+    return [path for path in members if path in native.by_path]
 
 
 def alike(x: Tensor, y: Tensor) -> bool:
@@ -241,35 +243,35 @@ def alike(x: Tensor, y: Tensor) -> bool:
 
 
 @torch.no_grad()
-def find_loop(own: OwnForward, recording: Recording, block: Block) -> RepeatedLoop:
+def find_loop(native: OwnForward, recording: Recording, block: Block) -> RepeatedLoop:
     """The loop of a block in a model's own forward.
 
     Raises:
         InputError: If the state is not the output of one call, the map differs between loops, or
             the logits are no function of the last state.
     """
-    loops = loops_of(own, recording.calls, block)
-    search = _Search(own=own, recording=recording, block=block, loops=loops)
+    loops = loops_of(native, recording.calls, block)
+    search = _Search(native=native, recording=recording, block=block, loops=loops)
     inputs = recording.inputs
     other = _others(inputs)
-    fitting, found = False, None
+    fitting, with_inputs = False, None
     for loop, states in search.candidates():
         fitting = True
-        if not alike(loop.read(own, states[-1], other), recording.logits):
+        if not alike(loop.read(native, states[-1], other), recording.logits):
             continue
-        e, pairs = loop.embed(own, inputs), pairwise(states)
-        if all(alike(loop.step(own, h, e, other), after) for h, after in pairs):
+        e, pairs = loop.embed(native, inputs), pairwise(states)
+        if all(alike(loop.step(native, h, e, other), after) for h, after in pairs):
             return loop
-        found = found or replace(loop, reads_inputs=True)
+        with_inputs = with_inputs or replace(loop, reads_inputs=True)
         if not loop.injects:  # an earlier call before the loop decides no more of it
             break
-    if found is not None:
-        return found
+    if with_inputs is not None:
+        return with_inputs
     if fitting:
         expected, got = "logits that are read from the last state alone", "others"
         fix = "Pass forward=, up to the last state's readout, or write the four methods."
         raise InputError("forward of the model", expected=expected, given=got, fix=fix)
-    raise _misplaced(own, loops, block)
+    raise _misplaced(native, loops, block)
 
 
 def _others(inputs: Tensor) -> Tensor:
@@ -281,19 +283,19 @@ def _others(inputs: Tensor) -> Tensor:
     return other
 
 
-def _misplaced(own: OwnForward, loops: list[list[Call]], block: Block) -> InputError:
+def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> InputError:
     """The error where a loop is no map of a state: the reason is looked for in its calls."""
     if not any(_is_stream(call.returned) for call in loops[0]):
         got = spell(loops[0][-1].returned)
         expected, fix = "a state [batch, pos, width]", "Name modules that return such a tensor."
         return InputError(f"output of {loops[0][-1].path!r}", expected=expected, given=got, fix=fix)
-    members = _members(own, block)
+    members = _members(native, block)
     for t, loop in enumerate(loops):
         for call, first in zip(loop, loops[0]):
             name = _changed_argument(call, first) if call.path in members else None
             if name is None:
                 continue
-            names = list(inspect.signature(own.by_path[call.path].forward).parameters)
+            names = list(inspect.signature(native.by_path[call.path].forward).parameters)
             shown = names[int(name)] if name.isdecimal() and int(name) < len(names) else name
             expected, got = f"the same {shown!r} in every loop", f"another one in loop {t}"
             fix = "Write the four methods, with step(self, h, e, loop)."
@@ -322,7 +324,7 @@ def _same_value(x: Any, y: Any) -> bool:
 
 
 def loop_slots(
-    own: OwnForward, recording: Recording, loop: RepeatedLoop, *, has_layers: bool = True
+    native: OwnForward, recording: Recording, loop: RepeatedLoop, *, has_layers: bool = True
 ) -> list[Slot]:
     """The slots of the modules that run in every loop; of its layers, if it is made of such."""
     at = {call.place: call for call in recording.calls}
@@ -347,27 +349,27 @@ def loop_slots(
     after = recording.state(second if loop.injects else first)
     assert after is not None
     calls, twins = [call for call, _ in here], [twin for _, twin in here]
-    layers = _layers(own, loop.block, calls, before, after) if has_layers else []
+    layers = _layers(native, loop.block, calls, before, after) if has_layers else []
     slots = slots_of(calls, twins, recording.sizes, layers)
     return [slot for slot in slots if slot.path in in_loop]
 
 
 def _layers(
-    own: OwnForward, block: Block, calls: Sequence[Call], before: Tensor | None, after: Tensor
+    native: OwnForward, block: Block, calls: Sequence[Call], before: Tensor | None, after: Tensor
 ) -> list[str]:
     """Modules of a block through which the stream goes, one after the other; else none.
 
     The first reads the state ``before`` the loop; where an input is injected (None), the last
     returns the state ``after`` it.
     """
-    members, often = _members(own, block), Counter(call.path for call in calls)
+    members, often = _members(native, block), Counter(call.path for call in calls)
     chain = [call for call in calls if call.path in members]
     for call in chain:
         ends = call.given, call.returned
         if often[call.path] > 1 or any(x is None or x.shape != after.shape for x in ends):
             return []
     streams = [(call.given, earlier) for call, earlier in zip(chain[1:], chain)]
-    linked = all(_same_value(given, earlier.returned) for given, earlier in streams)
+    linked = all(_same_value(x, earlier.returned) for x, earlier in streams)
     if not chain or not linked:
         return []
     end = (chain[-1].returned, after) if before is None else (chain[0].given, before)

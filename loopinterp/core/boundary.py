@@ -94,9 +94,9 @@ def _wrong_call(
     names = [name for name in signature.parameters if name != "self"]
     name = function.__qualname__.rpartition("<locals>.")[2]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    for given in kwargs:
-        if given not in names and not takes_any:
-            return unknown_name(f"argument of {name}", given, names, ArgumentError)  # type: ignore[return-value]
+    for option in kwargs:
+        if option not in names and not takes_any:
+            return unknown_name(f"argument of {name}", option, names, ArgumentError)  # type: ignore[return-value]
     try:
         there = signature.bind_partial(*args, **kwargs).arguments
     except TypeError:
@@ -137,8 +137,8 @@ class _Argument:
         self.classes = tuple(x for x in rest if x in words)
         self.adapter, spelled = None, []
         if plain and self.is_known:
-            whole: Any = Union[tuple(plain)]  # noqa: UP007
-            self.adapter = TypeAdapter(whole, config=ConfigDict(strict=True, allow_inf_nan=False))
+            union: Any = Union[tuple(plain)]  # noqa: UP007
+            self.adapter = TypeAdapter(union, config=ConfigDict(strict=True, allow_inf_nan=False))
             spelled = [spell_schema(self.adapter.json_schema())]
         self.expected = " or ".join([*spelled, *(words[x] for x in self.classes)])
         # A list is a tensor's numbers, unless lists are asked for beside tensors.

@@ -48,11 +48,11 @@ def lag_distance(
     check_states(states, at_least=n_lags + 1)
     late = states[n_lags:]
     size = late.norm(dim=-1)
-    apart = [
+    distances = [
         ((late - states[n_lags - p : len(states) - p]).norm(dim=-1) / size).mean(0)
         for p in range(1, n_lags + 1)
     ]
-    return torch.stack(apart)
+    return torch.stack(distances)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,8 +79,8 @@ class Rotation(ShortRepr):
         turn together.
         """
         first = self.amplitudes[0]
-        whole = first.flatten(0, -2).sum(0)  # [d_model]
-        return (first @ whole.conj()).angle()
+        total = first.flatten(0, -2).sum(0)  # [d_model]
+        return (first @ total.conj()).angle()
 
 
 @checked

@@ -162,8 +162,8 @@ class LoopedCache(ActivationCache):
         try:
             full = key if isinstance(key, str) and key in self.cache_dict else self._full_name(key)
         except HookError as error:  # an index out of range, or no such hook
-            told = {"expected": error.expected, "given": error.given, "fix": error.fix}
-            raise MissingActivationError(error.what, **told) from error
+            fields = {"expected": error.expected, "given": error.given, "fix": error.fix}
+            raise MissingActivationError(error.what, **fields) from error
         try:
             return super().__getitem__(full)
         except (KeyError, TypeError) as error:

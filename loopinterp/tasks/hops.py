@@ -137,8 +137,8 @@ class PHop(Sampler):
         for hop in range(int(hops.max())):
             at = torch.where(hop < hops[:, None], find.gather(1, at), at)
         answer = tokens.gather(1, at).masked_fill(at == 0, self.n_symbols)
-        asked = tokens < self.n_symbols
-        return answer.masked_fill(~asked, IGNORE)
+        is_letter = tokens < self.n_symbols
+        return answer.masked_fill(~is_letter, IGNORE)
 
     def _find(self, tokens: Tensor) -> Tensor:
         """Where one hop arrives, [batch, pos]; 0, the token of p, where it finds no occurrence."""
