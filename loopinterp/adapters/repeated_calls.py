@@ -205,11 +205,11 @@ class _Search:
         # A tensor of the model that is one vector, [width] or [1, 1, width].
         vectors = [k for k, x in native.tensors().items() if x.numel() == width == x.shape[-1]]
         for start in ("zeros", None, *vectors):
-            h = replace(beside, start=start).initial_state(native, e, width)
+            h = replace(injecting, start=start).initial_state(native, e, width)
             if h.shape == states[0].shape and alike(
                 injecting.step(native, h, e, inputs), states[0]
             ):
-                yield replace(beside, start=start), [h, *states]
+                yield replace(injecting, start=start), [h, *states]
 
 
 def _is_stream(x: Any) -> bool:

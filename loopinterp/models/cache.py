@@ -387,7 +387,9 @@ class LoopedCache(ActivationCache):
         name = str(next(iter(parts), ""))
         site = _split_gradient(name)[0]
         try:
-            full = _split_gradient(get_act_name(*parts))[0]
+            full = _split_gradient(str(self._full_name(key)))[0]
+            if full not in book.addresses:
+                full = _split_gradient(get_act_name(*parts))[0]
         except TypeError:  # no short form of TransformerLens' either
             full = None
         if full in book.addresses or (book.has(site) and full is not None):

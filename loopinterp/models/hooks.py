@@ -157,7 +157,7 @@ class LoopHooks(RunLength, HookedRootModule):
     def to(self, *args: Any, **options: Any) -> Self:  # type: ignore[override]
         """As PyTorch has it; a device that is not there is an ``InputError``."""
         for place in (*args, *options.values()):
-            if isinstance(place, (str, torch.device)):
+            if isinstance(place, (str, torch.device)) and str(place) != "meta":
                 resolve_device(place)
         return super().to(*args, **options)
 

@@ -124,6 +124,8 @@ class AttentionContext:
         mask, offset = self.mask, self.qk_offset
         if mask is not None and self.window is None and len(mask) > 1:  # one for each example
             mask = mask[rows]
+        if mask is self.mask and offset is None:
+            return self
         return replace(self, mask=mask, qk_offset=None if offset is None else offset[rows])
 
 

@@ -105,6 +105,10 @@ def _examples() -> dict[str, Any]:
         known = listed["prefix_xor.bare"]
     return {
         **{type(adapted(name)).__name__: adapted(name) for name in KINDS},
+        "RepeatedAdapter": adapters.RepeatedAdapter(
+            KINDS["albert"].build().eval(), torch.tensor([[0, 1, 2]])
+        ),
+        "FourMethodAdapter": adapters.FourMethodAdapter(model, batch.inputs),
         "TokenWords": adapters.TokenWords(object(), 50_000),
         "PublishedConfig": adapted("ouro").config,
         "Fact": Fact(Topic.PROGRAM, Code.UNDECIDED, None),
