@@ -108,7 +108,7 @@ def _examples() -> dict[str, Any]:
         "RepeatedAdapter": adapters.RepeatedAdapter(
             KINDS["albert"].build().eval(), torch.tensor([[0, 1, 2]])
         ),
-        "FourMethodAdapter": adapters.FourMethodAdapter(model, batch.inputs),
+        "FourMethodAdapter": adapters.FourMethodAdapter(model, batch.inputs, n_loops=4),
         "TokenWords": adapters.TokenWords(object(), 50_000),
         "PublishedConfig": adapted("ouro").config,
         "Fact": Fact(Topic.PROGRAM, Code.UNDECIDED, None),
