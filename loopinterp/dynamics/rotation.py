@@ -111,7 +111,11 @@ def find_rotation(
     mean = x.mean(0)
     x = x - mean
     window = torch.hann_window(n, periodic=False, dtype=x.dtype, device=x.device)
-    power = torch.fft.rfft(x * window[:, None], n=_FINER * n, dim=0).abs().square().sum(-1)
+    # The power of all features together, from their covariance at each lag [2 n - 1].
+    tapered = x * window[:, None]
+    products = tapered @ tapered.T  # [loop, loop]; a diagonal is a lag
+    lags = torch.stack([products.diagonal(k).sum() for k in range(1 - n, n)])
+    power = torch.fft.rfft(lags, n=_FINER * n).abs()
     lowest = 2 * _FINER  # below are a drift, and the lobe of the window
     top = lowest + int(power[lowest:-1].argmax())
     # The maximum of the parabola through the three highest points of the spectrum.
