@@ -156,61 +156,61 @@ def swing(states: Tensor) -> float:
     return float((states - states.mean(0)).norm() / states.norm())
 
 
-def tables() -> dict[str, str]:
-    """The tables of docs/results/trained-albert.md, from the files."""
-    found = {part: pd.read_csv(RESULTS / f"albert_{part}.csv") for part in PARTS}
-    orbit, rows = found["orbits"], []
-    orbit["model"] = orbit["model"].str.split().str[0]
-    for model, each in orbit.groupby("model", sort=False):
+def table_of_orbits(found: pd.DataFrame) -> str:
+    rows = []
+    for model, each in found.groupby(found["model"].str.split().str[0], sort=False):
         moving = pd.DataFrame(each[each[f"step {LAST}"] > 1e-3])
-        low, mid, high = np.quantile(moving["period"], (0.1, 0.5, 0.9)) if len(moving) else [0] * 3
-        middle = [f"{each[x].mean():.2f}" for x in ("step 12", f"step {LAST}", "lag 2", "lag 5")]
+        steps = [f"{each[x].mean():.2f}" for x in ("step 12", f"step {LAST}", "lag 2", "lag 5")]
         late = ["–"] * 3
         if len(moving) > len(each) / 2:
+            low, mid, high = np.quantile(moving["period"], (0.1, 0.5, 0.9))
             late = [f"{mid:.2f} ({low:.2f} to {high:.2f})"]
             late += [f"{moving[x].mean():.2f}" for x in ("explained", "coherence")]
-        rows.append([model, len(each), *middle, *late])
-    head = ["weights", "runs", "step at loop 12", f"step at loop {LAST}", "distance 2 loops apart",
-            "5 loops apart", "period (80% of runs)", "explained", "positions in phase"]  # fmt: skip
-    made = {"orbits": table(head, rows)}
-    each = found["parts"].groupby("part", sort=False)
-    turning = (found["parts"]["explained"] > 0.5) & found["parts"]["period"].between(4, 6)
-    shares = turning.groupby([found["parts"]["part"]], sort=False).mean()
-    rows = [
-        [
-            part,
-            *(f"{x[k].median():.2f}" for k in ("period", "explained", "swing")),
-            f"{shares[part]:.0%}",
-        ]
-        for part, x in each
-    ]
-    made["parts"] = table(["part", "period", "explained", "swing", "texts that turn"], rows)
-    shifts = found["shifts"].query("change != 'none'")
-    expected = (shifts["size"] / shifts["period"]).where(shifts["change"] != "noise", 0)
-    for name, target in (("kept", 0), ("taken", expected)):
-        apart = (shifts["shift"] - target + 0.5) % 1 - 0.5
-        shifts = shifts.assign(**{name: (apart.abs() < 0.05) & (shifts["same"] > 0.9)})
-    rows = [
-        [
-            *name,
-            len(x),
-            f"{x['same'].median():.2f}",
-            f"{x['kept'].mean():.0%}",
-            f"{x['taken'].mean():.0%}",
-        ]
-        for name, x in shifts.groupby(["change", "size"], sort=False)
-    ]
+        rows.append([model, len(each), len(each) - len(moving), *steps, *late])
+    head = ["weights", "runs", "converged", "step at loop 12", f"at loop {LAST}"]
+    head += ["distance 2 loops apart", "5 loops apart", "period (80% of runs)"]
+    return table([*head, "explained", "positions in phase"], rows)
+
+
+def table_of_parts(found: pd.DataFrame) -> str:
+    turns_at_five = (found["explained"] > 0.5) & found["period"].between(4, 6)
+    rows = []
+    for part, each in found.assign(turns=turns_at_five).groupby("part", sort=False):
+        middle = [f"{each[x].median():.2f}" for x in ("period", "explained", "swing")]
+        rows.append([part, *(x.replace("nan", "–") for x in middle), f"{each['turns'].mean():.0%}"])
+    return table(["part", "period", "explained", "swing", "texts that turn"], rows)
+
+
+def table_of_shifts(found: pd.DataFrame) -> str:
+    found = found[found["change"] != "none"].copy()
+    ahead = (found["size"] / found["period"]).where(found["change"] != "noise", 0)
+    for name, target in (("kept", 0), ("taken", ahead)):
+        away = (found["shift"] - target + 0.5) % 1 - 0.5
+        found[name] = (away.abs() < 0.05) & (found["same"] > 0.9)
+    rows = []
+    for (change, size), each in found.groupby(["change", "size"], sort=False):
+        shares = [f"{each[x].mean():.0%}" for x in ("kept", "taken")]
+        rows.append([change, size, len(each), f"{each['same'].median():.2f}", *shares])
     head = ["change", "size", "texts", "same orbit", "phase kept", "phase of the later state"]
-    made["shifts"] = table(head, rows)
-    probes = found["probes"].set_index(["target", "loop"])
-    controls, best = ("embedding", "random_model", "majority"), []
+    return table(head, rows)
+
+
+def table_of_probes(found: pd.DataFrame) -> str:
+    by_loop, rows = found.set_index(["target", "loop"]), []
     for target in ("this", "before", "after"):
-        shares = [probes.loc[(target, t), "accuracy"] for t in PROBED]
-        shares += [probes.loc[target, name].max() for name in controls]
-        best.append([target, *(f"{x:.2f}" for x in shares)])
-    names = [f"loop {t + 1}" for t in PROBED] + ["embedding", "shuffled weights", "majority"]
-    made["probes"] = table(["phoneme", *names], best)
-    return made
+        shares = [by_loop.loc[(target, t), "accuracy"] for t in PROBED]
+        controls = ("embedding", "random_model", "majority")
+        shares += [by_loop.loc[target, name].max() for name in controls]
+        rows.append([target, *(f"{x:.2f}" for x in shares)])
+    names = [f"loop {t + 1}" for t in PROBED]
+    return table(["phoneme", *names, "embedding", "shuffled weights", "majority"], rows)
+
+
+def tables() -> dict[str, str]:
+    """The tables of docs/results/trained-albert.md, from the files."""
+    return {
+        part: made(pd.read_csv(RESULTS / f"albert_{part}.csv")) for part, made in TABLES.items()
+    }
 
 
 def picture() -> bytes:
@@ -246,6 +246,12 @@ def main() -> None:
         )
 
 
+TABLES = {
+    "orbits": table_of_orbits,
+    "parts": table_of_parts,
+    "shifts": table_of_shifts,
+    "probes": table_of_probes,
+}
 PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "shifts": shifts, "probes": probes}
 
 if __name__ == "__main__":

