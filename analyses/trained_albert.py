@@ -177,7 +177,8 @@ def table_of_parts(found: pd.DataFrame) -> str:
     rows = []
     for part, each in found.assign(turns=turns_at_five).groupby("part", sort=False):
         middle = [f"{each[x].median():.2f}" for x in ("period", "explained", "swing")]
-        rows.append([part, *(x.replace("nan", "–") for x in middle), f"{each['turns'].mean():.0%}"])
+        name = f"`{part}`" if part in SITES else part
+        rows.append([name, *(x.replace("nan", "–") for x in middle), f"{each['turns'].mean():.0%}"])
     return table(["part", "period", "explained", "swing", "texts that turn"], rows)
 
 
@@ -224,7 +225,6 @@ def picture() -> bytes:
         style = {"low": low, "high": high, "control": model == "shuffled"}
         lines.append(Series(f"{model} weights", lags, apart.mean(0), **style))
     figure = line_figure(lines, x_title="loops apart", y_title="relative distance of states")
-    figure.update_layout(title="PL-BERT past its loops: states return after about five loops")
     with StillPictures() as pictures:
         return pictures.draw(figure, width=760, height=400)
 
