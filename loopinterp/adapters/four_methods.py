@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,10 +27,8 @@ from loopinterp.models.run_inputs import check_loops
 from loopinterp.models.taps import NO_TAPS, Taps
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
-
-    from loopinterp.models.iteration import Iteration
 
 
 class FourMethodAdapter(TappedModel):
@@ -91,7 +88,6 @@ class FourMethodAdapter(TappedModel):
         )
         if n_loops is None and rule is not None:
             self.loop_rule = rule
-        self.slots = slots
         self.takes_loop = native.takes_loop
         self.task = declared(published, "task")
         for name in ("reach", "reach_before", "local_step", "d_features", "repeatable"):
@@ -124,18 +120,6 @@ class FourMethodAdapter(TappedModel):
     ) -> Float[Tensor, "batch pos d_state"]:
         """One loop of the model."""
         return self.run_loop(h, e, AttentionContext(), taps, loop)
-
-    def bind(
-        self,
-        inputs: Tensor,
-        *,
-        position_offset: int | Int[Tensor, " batch"] = 0,
-        checked: bool = False,
-        all_pairs: bool = False,
-    ) -> Iteration:
-        how: dict[str, Any] = {"checked": checked, "all_pairs": all_pairs}
-        bound = super().bind(inputs, position_offset=position_offset, **how)
-        return replace(bound, takes_loop=bool(self.takes_loop))
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS

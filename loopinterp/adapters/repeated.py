@@ -140,8 +140,7 @@ class RepeatedAdapter(TappedModel):
             n_ctx=inputs.shape[1] if recording.one_length else None,
             options={"repeat": list(loop.block)},
         )
-        self.loop, self.slots = loop, slots
-        self._native, self._example = native, inputs
+        self.loop, self._native, self._example = loop, native, inputs
         self._state_width, self._one_place_each = width, axes[0] == "pos"
 
     @property
