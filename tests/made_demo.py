@@ -12,6 +12,7 @@ from tests.pages.test_report import Reader
 
 FOLDER = Path("runs/demo")
 
+
 def main(log: Path) -> None:
     # The screen: where the two models' facts begin, to the end.
     text = log.read_text()

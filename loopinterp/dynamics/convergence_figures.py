@@ -46,7 +46,7 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
             f"The states are {name}: rounding alone gives residuals up to {share}. Smaller "
             "residuals, distances and rates are not resolved. Repeat the study with model.float()."
         )
-        floor = Finding(text, value=f"{name}: resolved to {share}", kind=first.kind)
+        floor = Finding(text, value=f"{name}: resolved to {share}", section=first.section)
         return [first, floor, *others]
 
     return with_floor

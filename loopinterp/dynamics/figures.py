@@ -44,7 +44,7 @@ def _(result: ExtrapolationResult) -> list[Finding]:
         text += f" {between} are right at both and wrong in between."
     good = last >= max(first, 0.99) and not between
     value = f"{percent(last)} after {result.n_loops} loops"
-    return [Finding(text, kind="convergence", value=value, good=good)]
+    return [Finding(text, section="convergence", value=value, good=good)]
 
 
 @figures_of.register
@@ -93,7 +93,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
     times = frozen[frozen >= 0]
     if not len(times):
         text = f"None of the {len(frozen)} heads freezes its pattern within {result.n_loops} loops."
-        return [Finding(text, kind="attention", value="no head freezes")]
+        return [Finding(text, section="attention", value="no head freezes")]
     first, last = times.min(), times.max()
     span = f"loop {last}" if first == last else f"loops {first} to {last}"
     moving = len(frozen) - len(times)
@@ -102,7 +102,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
         f"pattern by at most {percent(FROZEN)} of its largest change."
     )
     value = f"{len(times)} of {len(frozen)} heads freeze" if moving else f"frozen by {span}"
-    return [Finding(text, kind="attention", value=value)]
+    return [Finding(text, section="attention", value=value)]
 
 
 @figures_of.register

@@ -47,7 +47,7 @@ def _(result: AttentionResult) -> list[Finding]:
             f"{head.capitalize()} gives {percent(value)} of its attention to {where}{over}. "
             f"Even attention would give {percent(even)}."
         )
-        finding = Finding(text, kind=_ATTENTION, value=f"{percent(value)} on {where}")
+        finding = Finding(text, section=_ATTENTION, value=f"{percent(value)} on {where}")
         clear.append((value - even, finding))
     if clear:
         return [finding for _, finding in sorted(clear, key=lambda one: one[0], reverse=True)]
@@ -55,7 +55,7 @@ def _(result: AttentionResult) -> list[Finding]:
         "No head prefers one offset or one position: none receives clearly more than under even "
         "attention (95% intervals over examples)."
     )
-    return [Finding(text, kind=_ATTENTION, value="no preference")]
+    return [Finding(text, section=_ATTENTION, value="no preference")]
 
 
 def _key(result: AttentionResult, key: int) -> str:
