@@ -7,7 +7,8 @@ from .conversion import convert_model as convert_model
 from .conversion import first_difference as first_difference
 from .conversion import fold_final_norm as fold_final_norm
 from .conversion import fold_vocabulary as fold_vocabulary
-from .decoding import greedy_decode as greedy_decode
+from .generation import generate as generate
+from .generation import generate_with_cache as generate_with_cache
 from .iteration import Iteration as Iteration
 from .iteration import bind as bind
 from .iteration import iterate as iterate
