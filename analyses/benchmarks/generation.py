@@ -59,7 +59,7 @@ def main() -> None:
         tables[title] = compare(
             ways, rounds=options.rounds, clock=options.clock, device=options.device
         )
-    target = dict.fromkeys(("with the cache", "with the cache and a hook"), 1 / 3)
+    target: dict[str, float] = dict.fromkeys(("with the cache", "with the cache and a hook"), 1 / 3)
     show(tables, targets=dict.fromkeys(tables, target), path=options.json)
 
 
