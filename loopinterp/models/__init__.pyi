@@ -1,3 +1,5 @@
+from .activation_store import ActivationStore as ActivationStore
+from .activation_store import store_activations as store_activations
 from .attribution import for_logit_attribution as for_logit_attribution
 from .cache import LoopedCache as LoopedCache
 from .config import LoopedTransformerConfig as LoopedTransformerConfig

@@ -225,7 +225,7 @@ def _open(
     """The run that continues the prompts, with room for the new tokens."""
     need_model(model)
     need_causal(model)
-    tokens, lengths = _padded(prompts, mask, device_of(model))
+    tokens, lengths = padded_prompts(prompts, mask, device_of(model))
     filler, longest = 0, int(lengths.max())
     if isinstance(model, HookedRun):
         answers, known = model.config.d_vocab_out, model.config.d_vocab or 0
@@ -260,7 +260,9 @@ def _own_loops(model: Any) -> int:
     raise InputError("n_loops", expected="a number of loops", given=given, fix=fix)
 
 
-def _padded(prompts: Any, mask: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+def padded_prompts(
+    prompts: Any, mask: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Prompts padded on the right, and their lengths."""
     if not isinstance(prompts, Tensor):
         refuse({"attention_mask": mask}, "none with lists, which have no padding", "Leave it out.")

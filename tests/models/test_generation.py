@@ -496,7 +496,7 @@ def test_bad_input_is_refused(prompts: Any, options: dict[str, Any], message: st
 def test_what_is_no_prompt_is_refused() -> None:
     for prompts in ([[1], [2.0]], ONES.float()):
         with pytest.raises(InputError, match=r"^inputs:"):
-            generation._padded(prompts, None, torch.device("cpu"))
+            generation.padded_prompts(prompts, None, torch.device("cpu"))
     other = WithVocabulary(decoder("plain"))
     with pytest.raises(InputError, match="position_offset"):
         generate(other, [[1]], n_loops=2, max_new_tokens=3, position_offset=2)
