@@ -74,6 +74,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
         m, d, kinds=("zero",), when=("all",)
     ),
     "patching_sweep": lambda m, d: interventions.patching_sweep(m, d, d, component="z"),
+    "steering_sweep": lambda m, d: interventions.steering_sweep(
+        m, d, torch.ones(16), strengths=(1.0,), n_draws=2
+    ),
     "edge_study": lambda m, d: edges.edge_study(m, d, d),
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),

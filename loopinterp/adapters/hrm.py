@@ -106,6 +106,11 @@ class HRMAdapter(NestedModel):
         """Type of the activations, to which the weights are cast."""
         return self.published.inner.forward_dtype
 
+    def float(self) -> HRMAdapter:
+        """Weights and activations in float32."""
+        self.published.inner.forward_dtype = torch.float32
+        return super().float()
+
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:

@@ -44,6 +44,13 @@ def _(result: ExtrapolationResult) -> list[Finding]:
         text += f" {between} are right at both and wrong in between."
     good = last >= max(first, 0.99) and not between
     value = f"{percent(last)} after {result.n_loops} loops"
+    if n_decided := result.decided_by_rounding():
+        good = None
+        text += (
+            f" Rounding decides for {n_decided} examples: in float32 the same weights answer them "
+            f"differently there ({percent(result.data['float32_exact'].isel(loop=-1).mean())} are "
+            "right at the end)."
+        )
     return [Finding(text, kind="convergence", value=value, good=good)]
 
 
@@ -88,6 +95,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
 
 
 @findings_of.register
+@with_rounding
 def _(result: AttentionStabilisationResult) -> list[Finding]:
     frozen = result.frozen_at().values.reshape(-1)
     times = frozen[frozen >= 0]

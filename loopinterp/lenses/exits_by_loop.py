@@ -17,9 +17,10 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
+from loopinterp.dynamics.rounding import described
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import describe_model, need_model
+from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, score_loops
 from loopinterp.models.stopping import STOPPING_RULES, GateAbove
 from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
@@ -177,7 +178,7 @@ def exit_study(
         )
     inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
     config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}
-    with study(seed, study="exits", model=describe_model(model), **config) as watch:
+    with study(seed, study="exits", **described(model, inputs), **config) as watch:
         bound = bind(model, inputs[:1])
         size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
         parts, score_parts = [], []

@@ -8,6 +8,7 @@ import xarray as xr
 from loopinterp.core.intervals import ESTIMATE, mean_estimate, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
+from loopinterp.dynamics.convergence_figures import with_rounding
 from loopinterp.figures import (
     LinePanel,
     Reference,
@@ -183,6 +184,7 @@ def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
 
 
 @findings_of.register
+@with_rounding
 def _(result: ExitResult) -> list[Finding]:
     best, at = result.best_loop()
     if best == 0:

@@ -16,6 +16,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import stable_from
+from loopinterp.dynamics.rounding import described
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
     LoopResidual,
@@ -26,7 +27,7 @@ from loopinterp.lenses.fitted_lens import (
 )
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import describe_model, device_of, need_hooks, need_model
+from loopinterp.models.protocol import device_of, need_hooks, need_model
 from loopinterp.models.study_examples import (
     examples_for,
     inputs_and_loops,
@@ -184,8 +185,8 @@ def lens_study(
             given=str(list(positions or [])),
             fix="Pass e.g. positions=[-1], or None for all.",
         )
-    described, how = describe_model(model), {"n_loops": n_loops, "inside": inside}
-    about = {"model": described, "lens": name, **how, "n_examples": len(inputs)}
+    how = {"n_loops": n_loops, "inside": inside}
+    about = described(model, inputs) | {"lens": name, **how, "n_examples": len(inputs)}
     with study(seed, study="lens", **about) as watch:
         fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, seed=seed, **how)
         reader = _LensReader(model, name, fitted, n_loops, inside, chosen, seed)
@@ -214,7 +215,7 @@ def lens_study(
             has_coda=reader.has_coda,
             targets=targets is not None,
             n_fit=fitted.n_examples if fitted else 0,
-            of_other_weights=fitted is not None and of_other_weights(fitted, described),
+            of_other_weights=fitted is not None and of_other_weights(fitted, about["model"]),
         )
 
 

@@ -9,6 +9,7 @@ import xarray as xr
 
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
+from loopinterp.dynamics.convergence_figures import with_rounding
 from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, line_panels
 from loopinterp.lenses.figures import over_examples
 from loopinterp.lenses.fitted_lens import STATE
@@ -28,6 +29,7 @@ _LENS_CONTROLS = {
 
 
 @findings_of.register
+@with_rounding
 def _(result: LensResult) -> list[Finding]:
     top, lens = result.top.sel(layer=STATE), _LENSES[result.lens]
     converged = result.data["settled"].where(result.asked)

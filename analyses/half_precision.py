@@ -1,0 +1,102 @@
+"""What the studies conclude of models in float32, bfloat16 and float16.
+
+    python -m analyses.half_precision --ouro runs/ouro-small
+
+Four zoo models, a trained Ouro and a random Huginn are studied in each precision. What was found is
+kept in analyses/results/half_precision.csv; the table goes into a page of the documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from analyses.ouro_small_results import TASK
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.train_ouro_small import trained
+from loopinterp.adapters import adapt
+from loopinterp.dynamics import (
+    attention_stabilisation_study,
+    basin_map,
+    convergence_study,
+    extrapolation_study,
+    geometry_study,
+    input_dependence_study,
+    local_stability_study,
+    reachability_study,
+)
+from loopinterp.lenses import exit_study, lens_study
+from loopinterp.tasks import Batch
+from loopinterp.zoo import pretrained_run
+from tests.adapters.published import huginn
+
+FILE, PAGE, NAME = "half_precision.csv", "results/convergence.md", "half-precision"
+ZOO = ("addition", "addition-no-loop-norm", "parity", "prefix_sum")
+DTYPES = ("float32", "bfloat16", "float16")
+STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
+    "convergence": lambda m, b: convergence_study(m, b, n_loops=48, n_spectral=2),
+    "extrapolation": lambda m, b: extrapolation_study(m, b, n_loops=96),
+    "geometry": lambda m, b: geometry_study(m, b, n_loops=48),
+    "reachability": lambda m, b: reachability_study(m, b[:8]),
+    "input dependence": lambda m, b: input_dependence_study(m, b[:8], n_sensitivity=0),
+    "local stability": lambda m, b: local_stability_study(m, b[:2], n_loops=48),
+    "basins": lambda m, b: basin_map(m, b[:4], points=5),
+    "frozen heads": lambda m, b: attention_stabilisation_study(m, b, n_loops=16),
+    "exits": lambda m, b: exit_study(m, b, n_loops=16),
+    "lens": lambda m, b: lens_study(m, b, lens="logit", n_loops=16),
+}
+DECIDES = ("rounding decides", "Rounding decides", "to rounding")
+
+
+def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
+    """Names, models and examples."""
+    for name in ZOO:
+        run = pretrained_run(name)
+        yield name, run.model(), run.task.sample(run.cutoff, batch_size=16, seed=0)
+    ouro = trained(folder, seed=0, n_steps=0)["looped, stage I"]
+    yield "Ouro, trained", adapt(ouro.eval()), TASK.sample(16, batch_size=16, seed=0)
+    random = adapt(huginn.tiny())
+    inputs = torch.randint(random.d_vocab, (16, 8), generator=torch.Generator().manual_seed(0))
+    answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((16,), 8)
+    yield "Huginn, random", random, Batch(inputs, answers, n, n)
+
+
+def measure(name: str, model: Any, batch: Batch) -> Iterator[dict[str, Any]]:
+    """The first finding of each study in each precision."""
+    for dtype, (title, study) in product(DTYPES, STUDIES.items()):
+        findings = study(deepcopy(model).to(getattr(torch, dtype)), batch).findings()
+        said = any(word in finding.text for finding in findings for word in DECIDES)
+        values = {"value": findings[0].value or findings[0].text, "good": findings[0].good}
+        yield {"model": name, "study": title, "dtype": dtype, **values, "says rounding": said}
+
+
+def as_table(known: pd.DataFrame) -> str:
+    """A row for each model and study; † where a sentence says that rounding decides."""
+    known = known.assign(cell=known["value"] + known["says rounding"].map({True: " †", False: ""}))
+    cells = known.pivot(index=["model", "study"], columns="dtype", values="cell")
+    order = known[["model", "study"]].drop_duplicates().itertuples(index=False)
+    rows = [[*key, *cells.loc[tuple(key), list(DTYPES)]] for key in order]
+    return table(["model", "study", *DTYPES], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What studies conclude in half precision.")
+    parser.add_argument("--ouro", type=Path, default=Path("runs/ouro-small"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for each in models(args.ouro) for row in measure(*each)]
+    pd.DataFrame(rows).to_csv(args.results / FILE, index=False)
+    rewrite(args.page, {NAME: as_table(pd.read_csv(args.results / FILE))})
+
+
+if __name__ == "__main__":
+    main()
