@@ -283,15 +283,15 @@ def _(result: SteeringSweep) -> list[Finding]:
         )
         return [Finding(text, value="no more than random")]
     at = _strongest(result)
-    value, low, high = (percent(x) for x in result.data["changed"].sel(at).values)
-    control = result.control().sel(at).values
+    value, low, high = (float(x) for x in result.data["changed"].sel(at).values)
+    control = percent(result.control().sel({**at, ESTIMATE: "value"}))
     text += (
-        f"changes {value} ({low}–{high}) of the answers at most, in loop {at['loop']} at strength "
-        f"{at['strength']:g}. Random directions of the same norm change {percent(control[0])} "
-        f"there. At {n_beyond} of {n_cells} pairs of loop and strength the direction surely "
-        "changes more answers than every random one."
+        f"does most beyond random directions in loop {at['loop']} at strength {at['strength']:g}: "
+        f"the answers of {percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of examples change, "
+        f"{control} with random directions of the same norm. At {n_beyond} of {n_cells} pairs of "
+        "loop and strength it surely changes more answers than every random one."
     )
-    return [Finding(text, value=f"{value} in loop {at['loop']}")]
+    return [Finding(text, value=f"{percent(value)} in loop {at['loop']}")]
 
 
 def _strongest(result: SteeringSweep) -> dict[str, Any]:

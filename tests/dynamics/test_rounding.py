@@ -147,8 +147,7 @@ def test_movement_that_rounding_makes_is_convergence_to_rounding(dtype: torch.dt
     at = compare_with_float32((states + noise).to(dtype), bind(model, x))
     assert (at.regime == Regime.CONVERGED_TO_ROUNDING).all() and at.period.isnan().all()
     # Noise that is as large, without a limit in float32, is none.
-    turning = bind(cycle(0.5), x)
-    at = compare_with_float32((states + noise).to(dtype), turning)
+    at = compare_with_float32((states + noise).to(dtype), bind(drift(0.02), x))
     assert (at.regime != Regime.CONVERGED_TO_ROUNDING).all()
 
 

@@ -85,6 +85,7 @@ def test_what_is_at_right_angles_stays(seed: int, strength: float, mode: Mode) -
         torch.testing.assert_close(steer(v, mode="project")(gone, None), gone)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loop", range(N_LOOPS))
 def test_a_steered_run_is_the_forward_by_hand(mode: Mode, loop: int) -> None:
@@ -115,6 +116,7 @@ def batch() -> Batch:
     return Batch(x, targets, n, n)
 
 
+@torch.no_grad()
 def test_a_sweep_is_its_runs_one_by_one() -> None:
     model, data, v = transformer(), batch(), vector()
     sweep = steering_sweep(model, data, v, strengths=(0.0, 3.0), loops=[1, 4], n_draws=2, seed=7)
@@ -151,6 +153,7 @@ def test_a_sweep_is_its_runs_one_by_one() -> None:
     assert sweep.data["changed"].sel(strength=3.0, estimate="value").max() > 0
 
 
+@torch.no_grad()
 def test_the_direction_of_a_class_moves_answers_to_it_and_random_ones_do_not() -> None:
     """At the last loop only the readout follows: the unembedding's own direction does most."""
     config = LoopedTransformerConfig(
@@ -170,6 +173,7 @@ def test_the_direction_of_a_class_moves_answers_to_it_and_random_ones_do_not() -
     assert float(effect.sel(estimate="value")) + sweep.metric_clean == pytest.approx(1, abs=0.05)
 
 
+@torch.no_grad()
 def test_means_differ_by_what_was_added_and_only_where_counted() -> None:
     model, x, v = transformer(2), tokens(), vector()
     hook = "loops.2.blocks.1.hook_resid_post"
@@ -186,6 +190,7 @@ def test_means_differ_by_what_was_added_and_only_where_counted() -> None:
     torch.testing.assert_close(at, (moved - 2 * v)[:, 3].mean(0) - other[:, 3].mean(0))
 
 
+@torch.no_grad()
 def test_a_probe_gives_its_row() -> None:
     model, data = transformer(), batch()
     states = model(data.inputs, n_loops=N_LOOPS, return_type="states")[2].flatten(0, 1)
