@@ -41,13 +41,17 @@ FILE, PAGE, NAME = "half_precision.csv", "results/convergence.md", "half-precisi
 ZOO = ("addition", "addition-no-loop-norm", "parity", "prefix_sum")
 DTYPES = ("float32", "bfloat16", "float16")
 STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
-    "convergence": lambda m, b: convergence_study(m, b, n_loops=48, n_spectral=2),
-    "extrapolation": lambda m, b: extrapolation_study(m, b, n_loops=96),
-    "geometry": lambda m, b: geometry_study(m, b, n_loops=48),
-    "reachability": lambda m, b: reachability_study(m, b[:8]),
-    "input dependence": lambda m, b: input_dependence_study(m, b[:8], n_sensitivity=0),
-    "local stability": lambda m, b: local_stability_study(m, b[:2], n_loops=48),
-    "basins": lambda m, b: basin_map(m, b[:4], points=5),
+    "convergence": lambda m, b: convergence_study(m, b, n_loops=32, n_spectral=2),
+    "extrapolation": lambda m, b: extrapolation_study(m, b, n_loops=64),
+    "geometry": lambda m, b: geometry_study(m, b, n_loops=32),
+    "reachability": lambda m, b: reachability_study(m, b[:4], kicks=(0.1, 1.0)),
+    "input dependence": lambda m, b: input_dependence_study(
+        m, b[:4], n_substituted=1, n_sensitivity=0
+    ),
+    "local stability": lambda m, b: local_stability_study(
+        m, b[:2], n_loops=32, k=2, max_products=60
+    ),
+    "basins": lambda m, b: basin_map(m, b[:3], points=3),
     "frozen heads": lambda m, b: attention_stabilisation_study(m, b, n_loops=16),
     "exits": lambda m, b: exit_study(m, b, n_loops=16),
     "lens": lambda m, b: lens_study(m, b, lens="logit", n_loops=16),
@@ -59,12 +63,12 @@ def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
     """Names, models and examples."""
     for name in ZOO:
         run = pretrained_run(name)
-        yield name, run.model(), run.task.sample(run.cutoff, batch_size=16, seed=0)
+        yield name, run.model(), run.task.sample(run.cutoff, batch_size=8, seed=0)
     ouro = trained(folder, seed=0, n_steps=0)["looped, stage I"]
-    yield "Ouro, trained", adapt(ouro.eval()), TASK.sample(16, batch_size=16, seed=0)
+    yield "Ouro, trained", adapt(ouro.eval()), TASK.sample(16, batch_size=8, seed=0)
     random = adapt(huginn.tiny())
-    inputs = torch.randint(random.d_vocab, (16, 8), generator=torch.Generator().manual_seed(0))
-    answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((16,), 8)
+    inputs = torch.randint(random.d_vocab, (8, 8), generator=torch.Generator().manual_seed(0))
+    answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((8,), 8)
     yield "Huginn, random", random, Batch(inputs, answers, n, n)
 
 

@@ -87,8 +87,9 @@ OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
 OF_A_TASK = {"carry_study", "decompilation_study", "evaluate"}
 OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "explore"} | OF_GIVEN_PAIRS
-OF_ONE_LOOP |= {"ablation_study"}
+OF_ONE_LOOP |= {"ablation_study", "steering_sweep"}
 OF_INPUTS_ALONE = {"attention_study", "exit_study", "explore", "lens_study", "probe_study"}
+OF_INPUTS_ALONE |= {"steering_sweep"}
 OF_INPUTS_ALONE |= OF_GIVEN_PAIRS
 
 

@@ -313,10 +313,7 @@ def _(result: SteeringSweep) -> list[Figure]:
     # At most five loops, from the first to the last.
     shown = loops[np.unique(np.linspace(0, len(loops) - 1, min(5, len(loops))).round().astype(int))]
     panels = []
-    for measure, title in (
-        ("changed", "answers changed"),
-        ("effect", f"change of the {result.metric}"),
-    ):
+    for measure, title in (("changed", "answers changed"), ("effect", "effect")):
         lines = [Series.of(f"loop {loop}", result.data[measure].sel(loop=loop)) for loop in shown]
         control = result.control(measure).sel(loop=shown).mean("loop")
         lines.append(Series.of("random directions", control, control=True))
@@ -329,8 +326,8 @@ def _(result: SteeringSweep) -> list[Figure]:
             plot=line_panels(panels, x_title="strength"),
             caption=(
                 f"{_STEERED[result.mode]} `{result.component}` at one loop: the share of "
-                f"{result.n_examples} examples with another answer than in the clean run, and the "
-                f"change of the {result.metric} (95% intervals over examples)."
+                f"{result.n_examples} examples with another answer than in the clean run. Below, "
+                f"effect: the change of the {result.metric} (95% intervals over examples)."
             ),
             control=(
                 f"Grey: {result.data.sizes['draw']} random directions of the same norm, mean over "

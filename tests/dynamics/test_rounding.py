@@ -178,7 +178,7 @@ def test_a_search_in_half_precision_ends_at_rounding_but_not_on_a_drift(dtype: t
         flicker = ends(lambda x: torch.where(x > 1, 1, unit).to(dtype), solver=solver)
         assert flicker == Status.CONVERGED_TO_ROUNDING
     assert ends(lambda x: x + eps) == Status.OUT_OF_BUDGET
-    assert ends(lambda x: 2 - x + 4 * eps) == Status.CYCLE or eps < 1e-3
+    assert ends(lambda x: 2 - x + 4 * eps) in (Status.CYCLE, Status.STALLED)
 
 
 def test_solvers_and_jacobians_of_a_model_are_those_of_float32() -> None:
@@ -241,7 +241,10 @@ def test_autocast_counts_as_half_precision() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_adapter_has_a_copy_in_float32(name: str) -> None:
-    model = adapt(KINDS[name].build().bfloat16())
+    published = KINDS[name].build().bfloat16()
+    if name in ("hrm", "trm"):  # whose activations have a dtype of their own
+        published.inner.forward_dtype = torch.bfloat16
+    model = adapt(published)
     tokens = torch.randint(4, (2, 6), generator=torch.Generator().manual_seed(0))
     fine = in_float32(model, tokens)
     assert fine is not None and fine is not model

@@ -119,7 +119,7 @@ def batch() -> Batch:
 @torch.no_grad()
 def test_a_sweep_is_its_runs_one_by_one() -> None:
     model, data, v = transformer(), batch(), vector()
-    sweep = steering_sweep(model, data, v, strengths=(0.0, 3.0), loops=[1, 4], n_draws=2, seed=7)
+    sweep = steering_sweep(model, data, v, strengths=(0.0, 60.0), loops=[1, 4], n_draws=2, seed=7)
     clean = model(data.inputs, n_loops=N_LOOPS)
     answers, asked = clean.argmax(-1), data.targets != IGNORE
 
@@ -139,7 +139,7 @@ def test_a_sweep_is_its_runs_one_by_one() -> None:
     draws = torch.randn(2, 16, generator=torch.Generator().manual_seed(7))
     draws = draws / draws.norm(dim=1, keepdim=True) * v.norm()
     for loop in (1, 4):
-        for strength in (0.0, 3.0):
+        for strength in (0.0, 60.0):
             cell = sweep.data.sel(loop=loop, strength=strength)
             expected = by_one(loop, strength, v)
             found = [float(cell[name].sel(estimate="value")) for name in ("changed", "effect")]
@@ -150,7 +150,7 @@ def test_a_sweep_is_its_runs_one_by_one() -> None:
     nothing = sweep.data.sel(strength=0.0)
     assert (nothing["changed"].sel(estimate="value") == 0).all()
     assert not sweep.beyond_control().sel(strength=0.0).any()
-    assert sweep.data["changed"].sel(strength=3.0, estimate="value").max() > 0
+    assert sweep.data["changed"].sel(strength=60.0, estimate="value").max() > 0
 
 
 @torch.no_grad()
