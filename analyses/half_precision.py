@@ -33,7 +33,7 @@ from loopinterp.dynamics import (
     reachability_study,
 )
 from loopinterp.lenses import exit_study, lens_study
-from loopinterp.tasks import Batch
+from loopinterp.tasks import Batch, as_batch
 from loopinterp.zoo import pretrained_run
 from tests.adapters.published import huginn
 
@@ -56,18 +56,18 @@ STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
     "exits": lambda m, b: exit_study(m, b, n_loops=16),
     "lens": lambda m, b: lens_study(m, b, lens="logit", n_loops=16),
 }
-DECIDES = ("rounding decides", "Rounding decides", "to rounding")
+DECIDES = ("rounding decides", "Rounding decides")
 
 
 def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
     """Names, models and examples."""
     for name in ZOO:
         run = pretrained_run(name)
-        yield name, run.model(), run.task.sample(run.cutoff, batch_size=8, seed=0)
+        yield name, run.model(), as_batch(run.task, n=run.cutoff, batch_size=8)
     ouro = trained(folder, seed=0, n_steps=0)["looped, stage I"]
-    yield "Ouro, trained", adapt(ouro.eval()), TASK.sample(16, batch_size=8, seed=0)
+    yield "Ouro, trained", adapt(ouro.eval()), as_batch(TASK, n=16, batch_size=8)
     random = adapt(huginn.tiny())
-    inputs = torch.randint(random.d_vocab, (8, 8), generator=torch.Generator().manual_seed(0))
+    inputs = torch.randint(4, (8, 8), generator=torch.Generator().manual_seed(0))
     answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((8,), 8)
     yield "Huginn, random", random, Batch(inputs, answers, n, n)
 

@@ -255,6 +255,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "search_subspaces": {"program": "ripple", "steps": 1, "ranks": [1]},
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
+        "steering_sweep": {"direction": torch.ones(16), "strengths": [1.0], "n_draws": 2},
         "convergence_study": {"n_spectral": 0},
         "geometry_study": {"n_loops": 12, "limit_steps": 5},
         "reachability_study": {"n_loops": 16, "n_noise": 1, "n_others": 1, "n_draws": 1},

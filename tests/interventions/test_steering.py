@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,13 @@ MODES: tuple[Mode, ...] = ("add", "project", "clamp")
 
 
 def transformer(n_layers: int = 1) -> LoopedTransformer:
-    sizes = {"d_model": 16, "n_heads": 2, "d_vocab": 6, "d_vocab_out": 3, "n_layers": n_layers}
+    sizes: dict[str, Any] = {
+        "d_model": 16,
+        "n_heads": 2,
+        "d_vocab": 6,
+        "d_vocab_out": 3,
+        "n_layers": n_layers,
+    }
     return LoopedTransformer(LoopedTransformerConfig(**sizes, injection="input"), seed=0).eval()
 
 
