@@ -40,18 +40,23 @@ from tests.adapters.published import huginn
 FILE, PAGE, NAME = "half_precision.csv", "results/convergence.md", "half-precision"
 ZOO = ("addition", "addition-no-loop-norm", "parity", "prefix_sum")
 DTYPES = ("float32", "bfloat16", "float16")
+FAR = 60
+"""Most loops of a search for a limit."""
+
 STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
-    "convergence": lambda m, b: convergence_study(m, b, n_loops=32, n_spectral=2),
-    "extrapolation": lambda m, b: extrapolation_study(m, b, n_loops=64),
-    "geometry": lambda m, b: geometry_study(m, b, n_loops=32),
-    "reachability": lambda m, b: reachability_study(m, b[:4], kicks=(0.1, 1.0)),
+    "convergence": lambda m, b: convergence_study(m, b, n_loops=32, n_spectral=2, limit_steps=FAR),
+    "extrapolation": lambda m, b: extrapolation_study(m, b, n_loops=48),
+    "geometry": lambda m, b: geometry_study(m, b, n_loops=32, limit_steps=FAR),
+    "reachability": lambda m, b: reachability_study(
+        m, b[:3], n_loops=FAR, kicks=(0.1, 1.0), n_draws=1
+    ),
     "input dependence": lambda m, b: input_dependence_study(
-        m, b[:4], n_substituted=1, n_sensitivity=0
+        m, b[:3], n_loops=FAR, n_substituted=0, n_sensitivity=0
     ),
     "local stability": lambda m, b: local_stability_study(
-        m, b[:2], n_loops=32, k=2, max_products=60
+        m, b[:1], n_loops=32, k=2, max_products=40, growth_loops=2, lyapunov_loops=16
     ),
-    "basins": lambda m, b: basin_map(m, b[:3], points=3),
+    "basins": lambda m, b: basin_map(m, b[:3], n_loops=FAR, points=3),
     "frozen heads": lambda m, b: attention_stabilisation_study(m, b, n_loops=16),
     "exits": lambda m, b: exit_study(m, b, n_loops=16),
     "lens": lambda m, b: lens_study(m, b, lens="logit", n_loops=16),
@@ -63,12 +68,12 @@ def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
     """Names, models and examples."""
     for name in ZOO:
         run = pretrained_run(name)
-        yield name, run.model(), as_batch(run.task, n=run.cutoff, batch_size=8)
+        yield name, run.model(), as_batch(run.task, n=run.cutoff, batch_size=6)
     ouro = trained(folder, seed=0, n_steps=0)["looped, stage I"]
-    yield "Ouro, trained", adapt(ouro.eval()), as_batch(TASK, n=16, batch_size=8)
+    yield "Ouro, trained", adapt(ouro.eval()), as_batch(TASK, n=16, batch_size=6)
     random = adapt(huginn.tiny())
-    inputs = torch.randint(4, (8, 8), generator=torch.Generator().manual_seed(0))
-    answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((8,), 8)
+    inputs = torch.randint(4, (6, 8), generator=torch.Generator().manual_seed(0))
+    answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((6,), 8)
     yield "Huginn, random", random, Batch(inputs, answers, n, n)
 
 

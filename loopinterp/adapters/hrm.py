@@ -109,6 +109,9 @@ class HRMAdapter(NestedModel):
     def float(self) -> HRMAdapter:
         """Weights and activations in float32."""
         self.published.inner.forward_dtype = torch.float32
+        for module in self.published.modules():  # embeddings cast their rows
+            if hasattr(module, "cast_to"):
+                module.cast_to = torch.float32
         return super().float()
 
     def initial_state(

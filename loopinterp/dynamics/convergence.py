@@ -144,7 +144,7 @@ class ConvergenceResult(Result, kind="convergence"):
         )
 
     def decided_by_rounding(self) -> xr.DataArray | None:
-        """Tokens that come to rest in one precision only, [batch, pos]; None in float32."""
+        """Tokens that converge in one precision only, [batch, pos]; None for a run in float32."""
         if "float32_regime" not in self.data:
             return None
         rests = self.data["regime"].isin([Regime.FIXED_POINT, Regime.CONVERGED_TO_ROUNDING])

@@ -128,13 +128,13 @@ def _measured_rounding(result: ConvergenceResult) -> Finding | None:
         moving = result.of_counted("regime") == Regime.CONVERGED_TO_ROUNDING
         text += (
             f" {percent(to_rounding)} of the tokens converge to rounding: they still move, by up "
-            f"to {float(last.where(moving).max()):.1g} of their norm in the last loop, and come to "
-            "rest in float32."
+            f"to {float(last.where(moving).max()):.1g} of their norm in the last loop, and "
+            "converge in float32."
         )
     if share:
         text += (
-            f" Rounding decides for {percent(share)} of the tokens: they come to rest in {name} "
-            "alone, or in float32 alone."
+            f" Rounding decides for {percent(share)} of the tokens: they converge in {name} alone, "
+            "or in float32 alone."
         )
     return Finding(text, value=f"{name}: {percent(share)} decided by rounding")
 

@@ -61,7 +61,7 @@ class AtRounding(ShortRepr):
     Attributes:
         rounding: Largest relative difference that one late loop makes between the two.
         regime, period: As in :class:`~loopinterp.dynamics.Regimes`. A trajectory that moves, though
-            the run in float32 comes to rest, has *converged to rounding* if its residual is small
+            the run in float32 converges, has *converged to rounding* if its residual is small
             and its movement leads nowhere.
         float32_regime: :class:`~loopinterp.dynamics.Regime` of the run in float32.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _REST_LOOPS = 8
-"""Loops over which a half-precision state must stay within one rounding to count as at rest."""
+"""Loops over which a half-precision state must stay within one rounding to have converged."""
 
 
 @dataclass(frozen=True, repr=False)
