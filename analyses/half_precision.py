@@ -21,18 +21,8 @@ import torch
 from analyses.ouro_small_results import TASK
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from analyses.train_ouro_small import trained
+from loopinterp import dynamics, lenses
 from loopinterp.adapters import adapt
-from loopinterp.dynamics import (
-    attention_stabilisation_study,
-    basin_map,
-    convergence_study,
-    extrapolation_study,
-    geometry_study,
-    input_dependence_study,
-    local_stability_study,
-    reachability_study,
-)
-from loopinterp.lenses import exit_study, lens_study
 from loopinterp.tasks import Batch, as_batch
 from loopinterp.zoo import pretrained_run
 from tests.adapters.published import huginn
@@ -40,28 +30,27 @@ from tests.adapters.published import huginn
 FILE, PAGE, NAME = "half_precision.csv", "results/convergence.md", "half-precision"
 ZOO = ("addition", "addition-no-loop-norm", "parity", "prefix_sum")
 DTYPES = ("float32", "bfloat16", "float16")
-FAR = 60
-"""Most loops of a search for a limit."""
-
+FAR = 60  # loops of a search for a limit
 STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
-    "convergence": lambda m, b: convergence_study(m, b, n_loops=32, n_spectral=2, limit_steps=FAR),
-    "extrapolation": lambda m, b: extrapolation_study(m, b, n_loops=48),
-    "geometry": lambda m, b: geometry_study(m, b, n_loops=32, limit_steps=FAR),
-    "reachability": lambda m, b: reachability_study(
+    "convergence": lambda m, b: dynamics.convergence_study(
+        m, b, n_loops=32, n_spectral=2, limit_steps=FAR
+    ),
+    "extrapolation": lambda m, b: dynamics.extrapolation_study(m, b, n_loops=48),
+    "geometry": lambda m, b: dynamics.geometry_study(m, b, n_loops=32, limit_steps=FAR),
+    "reachability": lambda m, b: dynamics.reachability_study(
         m, b[:3], n_loops=FAR, kicks=(0.1, 1.0), n_draws=1
     ),
-    "input dependence": lambda m, b: input_dependence_study(
+    "input dependence": lambda m, b: dynamics.input_dependence_study(
         m, b[:3], n_loops=FAR, n_substituted=0, n_sensitivity=0
     ),
-    "local stability": lambda m, b: local_stability_study(
+    "local stability": lambda m, b: dynamics.local_stability_study(
         m, b[:1], n_loops=32, k=2, max_products=40, growth_loops=2, lyapunov_loops=16
     ),
-    "basins": lambda m, b: basin_map(m, b[:3], n_loops=FAR, points=3),
-    "frozen heads": lambda m, b: attention_stabilisation_study(m, b, n_loops=16),
-    "exits": lambda m, b: exit_study(m, b, n_loops=16),
-    "lens": lambda m, b: lens_study(m, b, lens="logit", n_loops=16),
+    "basins": lambda m, b: dynamics.basin_map(m, b[:3], n_loops=FAR, points=3),
+    "frozen heads": lambda m, b: dynamics.attention_stabilisation_study(m, b, n_loops=16),
+    "exits": lambda m, b: lenses.exit_study(m, b, n_loops=16),
+    "lens": lambda m, b: lenses.lens_study(m, b, lens="logit", n_loops=16),
 }
-DECIDES = ("rounding decides", "Rounding decides")
 
 
 def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
@@ -81,7 +70,7 @@ def measure(name: str, model: Any, batch: Batch) -> Iterator[dict[str, Any]]:
     """The first finding of each study in each precision."""
     for dtype, (title, study) in product(DTYPES, STUDIES.items()):
         findings = study(deepcopy(model).to(getattr(torch, dtype)), batch).findings()
-        said = any(word in finding.text for finding in findings for word in DECIDES)
+        said = any("rounding decides" in finding.text.lower() for finding in findings)
         values = {"value": findings[0].value or findings[0].text, "good": findings[0].good}
         yield {"model": name, "study": title, "dtype": dtype, **values, "says rounding": said}
 

@@ -3,8 +3,8 @@ r"""Runs in half precision: what rounding moves, measured against the same loop 
 One loop in the run's dtype is :math:`\tilde f(h) = f(h) + \epsilon(h)`, with f the loop in float32
 of the same weights. From the same state, :math:`\|\epsilon(h)\| / \|f(h)\|` is the *rounding* of a
 loop. A run that follows :math:`\tilde f` cannot come closer to a limit of f than these errors
-allow, so movement of that size does not tell whether it converges. The run in float32 from a late
-state of it does.
+allow, so movement of that size does not tell whether it converges. A run in float32 from one of its
+late states does.
 """
 
 from __future__ import annotations

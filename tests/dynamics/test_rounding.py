@@ -33,7 +33,8 @@ from loopinterp.dynamics import (
 from loopinterp.dynamics.rounding import compare_with_float32
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.precision import computing_dtype, in_float32, is_coarse
-from loopinterp.tasks import Batch
+from loopinterp.tasks import Batch, as_batch
+from loopinterp.zoo import pretrained_run
 from tests.adapters.kinds import KINDS
 from tests.adapters.published import hrm, trm
 
@@ -188,6 +189,20 @@ def test_a_search_in_half_precision_ends_at_rounding_but_not_on_a_drift(dtype: t
         assert flicker == Status.CONVERGED_TO_ROUNDING
     assert ends(lambda x: x + eps) == Status.OUT_OF_BUDGET
     assert ends(lambda x: 2 - x + 4 * eps) in (Status.CYCLE, Status.STALLED)
+
+
+def test_figures_and_findings_of_a_run_that_converges_to_rounding() -> None:
+    run = pretrained_run("parity")
+    batch = as_batch(run.task, n=6, batch_size=6)
+    result = convergence_study(run.model().bfloat16(), batch, n_loops=40, n_spectral=0)
+    assert 0 < result.to_rounding_share() <= result.settled_share() == 1
+    first, note, _ = result.findings()
+    assert first.good is True and note.value == "bfloat16: 0% decided by rounding"
+    (classes,) = (f for f in result.figures() if "Long-run" in f.title)
+    assert classes.data is not None
+    tokens = classes.data.groupby("regime")["tokens"].sum()
+    share = tokens["converged to rounding"] / tokens.sum()
+    assert share == pytest.approx(result.to_rounding_share())
 
 
 def test_solvers_and_jacobians_of_a_model_are_those_of_float32() -> None:
