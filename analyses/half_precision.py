@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ from tests.adapters.published import huginn
 
 FILE, PAGE, NAME = "half_precision.csv", "results/convergence.md", "half-precision"
 ZOO = ("addition", "addition-no-loop-norm", "parity", "prefix_sum")
-DTYPES = ("float32", "bfloat16", "float16")
-FAR = 60  # loops of a search for a limit
+DTYPES, FAR = ("float32", "bfloat16", "float16"), 60  # loops of a search for a limit
 STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
     "convergence": lambda m, b: dynamics.convergence_study(
         m, b, n_loops=32, n_spectral=2, limit_steps=FAR
@@ -59,7 +59,11 @@ def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
         run = pretrained_run(name)
         yield name, run.model(), as_batch(run.task, n=run.cutoff, batch_size=6)
     ouro = trained(folder, seed=0, n_steps=0)["looped, stage I"]
-    yield "Ouro, trained", adapt(ouro.eval()), as_batch(TASK, n=16, batch_size=6)
+    yield (
+        "Ouro, trained",
+        adapt(ouro.eval()),
+        replace(as_batch(TASK, n=16, batch_size=6), task=None),
+    )
     random = adapt(huginn.tiny())
     inputs = torch.randint(4, (6, 8), generator=torch.Generator().manual_seed(0))
     answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((6,), 8)

@@ -50,6 +50,10 @@ FATES = (
 """Convergence of an example ("rests") and correctness."""
 
 
+_OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
+"""Arrays of a run in half precision."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ConvergenceResult(Result, kind="convergence"):
     """Convergence of a looped model, token by token, with its accuracy.
@@ -73,8 +77,10 @@ class ConvergenceResult(Result, kind="convergence"):
         spectral_radius, spectral_residual: Of the Jacobian at the first limits; known if their
             product is at most 0.01.
         answer_loops: T(n) of each example.
-        rounding, float32_regime: Of a run in half precision, as in :class:`AtRounding`. Limits and
-            spectral radii are then those of the same weights in float32.
+        rounding: Of a run in half precision: the largest relative difference that one late loop
+            makes between it and float32. Limits and spectral radii are then those of the same
+            weights in float32.
+        float32_regime, float32_settled_at: Of the run of these weights in float32.
 
     Attributes:
         threshold: Residual below which a token counts as converged.
@@ -89,9 +95,9 @@ class ConvergenceResult(Result, kind="convergence"):
         **dict.fromkeys(("settled_at", "stable_at", "regime", "period", "counted"), "batch pos"),
         **dict.fromkeys(("asymptotic_rate", "limit_status", "answer_loops"), "batch"),
         **dict.fromkeys(("spectral_radius", "spectral_residual"), "batch"),
-        **dict.fromkeys(("rounding", "float32_regime"), "batch pos"),
+        **dict.fromkeys(_OF_HALF_PRECISION, "batch pos"),
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset(("rounding", "float32_regime"))
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(_OF_HALF_PRECISION)
 
     threshold: float
     answered_after: str = "T(n)"
@@ -124,7 +130,10 @@ class ConvergenceResult(Result, kind="convergence"):
 
     def settling_times(self) -> xr.DataArray:
         """``settled_at`` of tokens that converge, also to rounding; infinity elsewhere."""
-        at, regime = self.data["settled_at"], self.data["regime"]
+        return self._settling_times()
+
+    def _settling_times(self, run: str = "") -> xr.DataArray:
+        at, regime = self.data[f"{run}settled_at"], self.data[f"{run}regime"]
         converged = regime.isin([Regime.FIXED_POINT, Regime.CONVERGED_TO_ROUNDING])
         return at.astype(float).where((at >= 0) & converged, np.inf)
 
@@ -147,8 +156,8 @@ class ConvergenceResult(Result, kind="convergence"):
         """Tokens that converge in one precision only, [batch, pos]; None for a run in float32."""
         if "float32_regime" not in self.data:
             return None
-        rests = self.data["regime"].isin([Regime.FIXED_POINT, Regime.CONVERGED_TO_ROUNDING])
-        return (rests != (self.data["float32_regime"] == Regime.FIXED_POINT)) & self.data["counted"]
+        here, there = (self._settling_times(run) < np.inf for run in ("", "float32_"))
+        return (here != there) & self.data["counted"]
 
     def fates(self) -> xr.DataArray:
         """One of :data:`FATES` for each example, [batch].
@@ -268,6 +277,9 @@ def _at_limits(
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
     """Arrays of a run in half precision that its rounding changes."""
     at = rounding.compare_with_float32(states, exact, threshold=threshold)
+    whole = runs.run_loops(exact, len(states) - 1)  # in float32
+    whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
+    whole_settled_at = measures.settling_time(whole_residual, threshold=threshold)
     residual = measures.relative_residual(states, allow_nonfinite=True)
     # The residual over the threshold of each token, so that one threshold serves all.
     relative = residual * threshold / rounding.small_movement(at.rounding, threshold)
@@ -276,7 +288,8 @@ def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str
         "regime": at.regime.to(torch.int8),
         "period": at.period.float(),
         "rounding": at.rounding.float(),
-        "float32_regime": at.float32_regime.to(torch.int8),
+        "float32_regime": classify_regimes(whole).regime.to(torch.int8),
+        "float32_settled_at": whole_settled_at.to(torch.int32),
     }
 
 

@@ -63,13 +63,11 @@ class AtRounding(ShortRepr):
         regime, period: As in :class:`~loopinterp.dynamics.Regimes`. A trajectory that moves, though
             the run in float32 converges, has *converged to rounding* if its residual is small
             and its movement leads nowhere.
-        float32_regime: :class:`~loopinterp.dynamics.Regime` of the run in float32.
     """
 
     rounding: Float[Tensor, "batch pos"]
     regime: Int[Tensor, "batch pos"]
     period: Float[Tensor, "batch pos"]
-    float32_regime: Int[Tensor, "batch pos"]
 
 
 @torch.no_grad()
@@ -108,7 +106,6 @@ def compare_with_float32(
         rounding=rounding,
         regime=torch.where(to_rounding, int(Regime.CONVERGED_TO_ROUNDING), own.regime),
         period=own.period.float().masked_fill(to_rounding, float("nan")),
-        float32_regime=other.regime,
     )
 
 

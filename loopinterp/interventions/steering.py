@@ -122,7 +122,8 @@ def steer(
         if x.shape[-1] != len(direction) or (head is not None and x.ndim != 4):
             raise InputError(
                 "direction",
-                expected=f"the width of the activation {list(x.shape)}" + " of heads" * bool(head),
+                expected=f"the width of the activation {list(x.shape)}"
+                + " of heads" * (head is not None),
                 given=describe_tensor(direction),
                 fix="Take the direction from the same activation.",
             )
@@ -298,7 +299,7 @@ class _Runs:
     @property
     def metric_name(self) -> str:
         if self._metric is None:
-            return "probability of the clean answer"
+            return "answer probability"
         return getattr(self._metric, "__name__", type(self._metric).__name__)
 
     def measure(self, loop: int | None = None, hook: Hook | None = None) -> np.ndarray:

@@ -20,6 +20,7 @@ from loopinterp.dynamics.measures import correctness, exact_match
 from loopinterp.dynamics.rounding import described
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.models.iteration import bind
+from loopinterp.models.precision import in_float32, no_autocast
 from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, score_loops
 from loopinterp.models.stopping import STOPPING_RULES, GateAbove
@@ -66,6 +67,7 @@ class ExitResult(Result, kind="exits"):
         own_loops: Mean number of loops with it.
         another: Control: whether another example's right answer is read after some loop.
         answer_loops: T(n) of each example; the last loop for inputs alone.
+        float32_exact: Of a run in half precision: ``exact`` of the same weights in float32.
 
     Attributes:
         targets: Whether the data has targets; if not, the last loop's answer counts as right.
@@ -79,7 +81,9 @@ class ExitResult(Result, kind="exits"):
         **dict.fromkeys(("tolerance", "swept_exact", "swept_loops", "swept_dealt"), "rule step"),
         **dict.fromkeys(("own_exact", "own_loops"), "rule"),
         **dict.fromkeys(("another", "answer_loops"), "batch"),
+        "float32_exact": "loop batch",
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(("float32_exact",))
 
     targets: bool
     rules: dict[str, str]
@@ -88,6 +92,12 @@ class ExitResult(Result, kind="exits"):
     def n_loops(self) -> int:
         """Loops of the run."""
         return self.data.sizes["loop"] - 1
+
+    def decided_by_rounding(self) -> int | None:
+        """Examples with a loop at which one precision alone is right; None for a float32 run."""
+        if "float32_exact" not in self.data:
+            return None
+        return int((self.data["exact"] != self.data["float32_exact"]).any("loop").sum())
 
     def oracle(self) -> tuple[float, float]:
         """Share of examples that are right after some loop, and the mean of the first such loop.
@@ -178,7 +188,9 @@ def exit_study(
         )
     inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
     config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}
-    with study(seed, study="exits", **described(model, inputs), **config) as watch:
+    about = described(model, inputs)
+    precise = in_float32(model, inputs) if "state_dtype" in about else None
+    with study(seed, study="exits", **about, **config) as watch:
         bound = bind(model, inputs[:1])
         size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
         parts, score_parts = [], []
@@ -186,6 +198,10 @@ def exit_study(
             part = _follow(
                 model, inputs[rows], targets if targets is None else targets[rows], n_loops
             )
+            if precise is not None:  # the same answers are right
+                with no_autocast(inputs.device):
+                    other = _follow(precise, inputs[rows], part["_want"], n_loops)
+                part["float32_exact"] = other["exact"]
             mask, listed = part["_want"] != IGNORE, list(asked_rules.values())
             parts.append(part)
             score_parts.append(
