@@ -58,12 +58,8 @@ def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
     for name in ZOO:
         run = pretrained_run(name)
         yield name, run.model(), as_batch(run.task, n=run.cutoff, batch_size=6)
-    ouro = trained(folder, seed=0, n_steps=0)["looped, stage I"]
-    yield (
-        "Ouro, trained",
-        adapt(ouro.eval()),
-        replace(as_batch(TASK, n=16, batch_size=6), task=None),
-    )
+    ouro = adapt(trained(folder, seed=0, n_steps=0)["looped, stage I"].eval())
+    yield "Ouro, trained", ouro, replace(as_batch(TASK, n=16, batch_size=6), task=None)
     random = adapt(huginn.tiny())
     inputs = torch.randint(4, (6, 8), generator=torch.Generator().manual_seed(0))
     answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((6,), 8)
@@ -75,16 +71,16 @@ def measure(name: str, model: Any, batch: Batch) -> Iterator[dict[str, Any]]:
     for dtype, (title, study) in product(DTYPES, STUDIES.items()):
         findings = study(deepcopy(model).to(getattr(torch, dtype)), batch).findings()
         said = any("rounding decides" in finding.text.lower() for finding in findings)
-        values = {"value": findings[0].value or findings[0].text, "good": findings[0].good}
-        yield {"model": name, "study": title, "dtype": dtype, **values, "says rounding": said}
+        value = findings[0].value or findings[0].text.split(". ")[0]
+        found = {"model": name, "study": title, "dtype": dtype, "value": value}
+        yield {**found, "good": findings[0].good, "says rounding": said}
 
 
 def as_table(known: pd.DataFrame) -> str:
     """A row for each model and study; † where a sentence says that rounding decides."""
     known = known.assign(cell=known["value"] + known["says rounding"].map({True: " †", False: ""}))
-    cells = known.pivot(index=["model", "study"], columns="dtype", values="cell")
-    order = known[["model", "study"]].drop_duplicates().itertuples(index=False)
-    rows = [[*key, *cells.loc[tuple(key), list(DTYPES)]] for key in order]
+    each: Any = known.groupby(["model", "study"], sort=False)
+    rows = [[*key, *of.set_index("dtype").loc[[*DTYPES], "cell"]] for key, of in each]
     return table(["model", "study", *DTYPES], rows)
 
 
