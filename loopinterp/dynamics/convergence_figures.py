@@ -61,8 +61,8 @@ def rounding_note(result: Any) -> Finding | None:
         )
         return Finding(text, value="computed in float32")
     text = (
-        f"The run is in {name}: rounding decides on movement below {share} of a state's norm, so "
-        "smaller residuals, distances and rates are not resolved. Repeat the study with "
+        f"The run is in {name}: rounding decides on movement below {share} of a state's norm. "
+        "Smaller residuals, distances and rates are not resolved. Repeat the study with "
         "model.float()."
     )
     return Finding(text, value=f"{name}: resolved to {share}")
@@ -155,7 +155,8 @@ def _convergence(result: ConvergenceResult) -> Finding:
     exact = percent(value_of(result.exact_match()[-1]))
     asked = (result.data["right"] >= 0).any()
     text += f" {exact} of the answers are right at the end." if asked else f" {NO_ANSWER}"
-    has_limits = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
+    ends = [Status.CONVERGED, Status.CYCLE, Status.CONVERGED_TO_ROUNDING]
+    has_limits = bool(result.data["limit_status"].isin(ends).any())
     good = has_limits and settled >= 0.99
     if not _resolved(result, good=good):
         return Finding(text, value=f"{percent(settled)} converge")
@@ -191,8 +192,12 @@ def _limits(result: ConvergenceResult) -> Finding:
         text = f"No limit was found for any of {n_examples} examples; stability is not measured."
         config = result.provenance.config
         if "state_dtype" in config and "limits_in" not in config:
-            coarse = config["state_dtype"]
-            text += f" Rounding of {coarse} states may keep the search from converging."
+            status, coarse = result.data["limit_status"], config["state_dtype"]
+            n_to_rounding = int((status == Status.CONVERGED_TO_ROUNDING).sum())
+            text += (
+                f" In {n_to_rounding} the search converges to rounding of {coarse}, which may keep "
+                "the others from converging."
+            )
             return Finding(text, value=f"not resolved in {coarse}")
         return Finding(text, value="no limit found", good=False)
     text = f"{n_found} of {n_examples} examples reach a fixed point"

@@ -37,6 +37,7 @@ from loopinterp.tasks import Batch, as_batch
 from loopinterp.zoo import pretrained_run
 from tests.adapters.kinds import KINDS
 from tests.adapters.published import hrm, trm
+from tests.dynamics.toys import LinearModel
 
 HALF = (torch.bfloat16, torch.float16)
 N_LOOPS = 40
@@ -200,9 +201,20 @@ def test_figures_and_findings_of_a_run_that_converges_to_rounding() -> None:
     assert first.good is True and note.value == "bfloat16: 0% decided by rounding"
     (classes,) = (f for f in result.figures() if "Long-run" in f.title)
     assert classes.data is not None
-    tokens = classes.data.groupby("regime")["tokens"].sum()
+    tokens: Any = classes.data.groupby("regime")["tokens"].sum()
     share = tokens["converged to rounding"] / tokens.sum()
     assert share == pytest.approx(result.to_rounding_share())
+
+
+def test_a_model_that_cannot_be_copied_is_searched_as_it_is() -> None:
+    """A model without modules stays in bfloat16, and the result says what was not resolved."""
+    model = LinearModel(0.8 * rotation_of(0.7).bfloat16())
+    result = convergence_study(model, batch(), n_loops=N_LOOPS)
+    assert in_float32(model, batch().inputs) is None and result.decided_by_rounding() is None
+    ends = result.data["limit_status"]
+    assert ends.isin([Status.CONVERGED, Status.CONVERGED_TO_ROUNDING]).all()
+    assert result.settled_share() == 1
+    assert result.findings()[1].value == "bfloat16: resolved to 0.016"
 
 
 def test_solvers_and_jacobians_of_a_model_are_those_of_float32() -> None:
