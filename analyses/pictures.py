@@ -263,6 +263,22 @@ def hold_times() -> go.Figure:
     return figure
 
 
+def steering() -> go.Figure:
+    """Answers changed along the difference of mean states with and without a carry."""
+    from loopinterp.interventions import steering_sweep
+
+    model = loopinterp.load_pretrained("addition")
+    fit = model.task.sample(8, batch_size=256, seed=1)
+    asked = fit.targets >= 0
+    carry = model.task.carries(fit)[asked]
+    state = model(fit.inputs, n_loops=9, return_type="states")[6][asked]  # after 6 loops
+    means = state[carry == 1].mean(0) - state[carry == 0].mean(0)
+    batch = model.task.sample(8, batch_size=64, seed=0)
+    strengths = (0.25, 0.5, 0.75, 1, 1.5, 2)
+    sweep = steering_sweep(model, batch, means, strengths=strengths, loops=[0, 4, 8], n_draws=4)
+    return sweep.figures()[0].plot
+
+
 def _rotation(angle: float) -> np.ndarray:
     return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
 
@@ -271,6 +287,7 @@ IDEAS: dict[str, Callable[[], Any]] = {
     "light-cone": light_cone,
     "fates": fates,
     "hold-times": hold_times,
+    "steering": steering,
 }
 """Pictures of an idea."""
 

@@ -74,6 +74,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
         m, d, kinds=("zero",), when=("all",)
     ),
     "patching_sweep": lambda m, d: interventions.patching_sweep(m, d, d, component="z"),
+    "steering_sweep": lambda m, d: interventions.steering_sweep(
+        m, d, torch.ones(16), strengths=(1.0,), n_draws=2
+    ),
     "edge_study": lambda m, d: edges.edge_study(m, d, d),
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
@@ -84,8 +87,9 @@ OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
 OF_A_TASK = {"carry_study", "decompilation_study", "evaluate"}
 OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "explore"} | OF_GIVEN_PAIRS
-OF_ONE_LOOP |= {"ablation_study"}
+OF_ONE_LOOP |= {"ablation_study", "steering_sweep"}
 OF_INPUTS_ALONE = {"attention_study", "exit_study", "explore", "lens_study", "probe_study"}
+OF_INPUTS_ALONE |= {"steering_sweep"}
 OF_INPUTS_ALONE |= OF_GIVEN_PAIRS
 
 
@@ -251,6 +255,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "search_subspaces": {"program": "ripple", "steps": 1, "ranks": [1]},
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
+        "steering_sweep": {"direction": torch.ones(16), "strengths": [1.0], "n_draws": 2},
         "convergence_study": {"n_spectral": 0},
         "geometry_study": {"n_loops": 12, "limit_steps": 5},
         "reachability_study": {"n_loops": 16, "n_noise": 1, "n_others": 1, "n_draws": 1},

@@ -106,6 +106,14 @@ class HRMAdapter(NestedModel):
         """Type of the activations, to which the weights are cast."""
         return self.published.inner.forward_dtype
 
+    def float(self) -> HRMAdapter:
+        """Weights and activations in float32."""
+        self.published.inner.forward_dtype = torch.float32
+        for module in self.published.modules():  # embeddings cast their rows
+            if hasattr(module, "cast_to"):
+                module.cast_to = torch.float32
+        return super().float()
+
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:

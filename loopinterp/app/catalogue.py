@@ -40,6 +40,7 @@ register_kind("false-names", "loopinterp.benchmark.false_names", "ground-truth")
 register_kind("operand-grid", "loopinterp.training.evaluation", "generalisation")
 register_kind("probes", "loopinterp.probing.probe_grid", "program")
 register_kind("seed-summary", "loopinterp.training.seed_summary", "generalisation")
+register_kind("steering", "loopinterp.interventions.steering", "program")
 register_kind("sweep", "loopinterp.training.seed_summary", "generalisation")
 register_kind("variable-interchange", "loopinterp.comparison.variable_interchange", "program")
 

@@ -29,7 +29,8 @@ from loopinterp.dynamics.limits import (
     other_starts,
 )
 from loopinterp.dynamics.measures import check_finite_state, check_shape
-from loopinterp.dynamics.runs import Counted, chunks, counted_examples, described
+from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -189,7 +190,10 @@ def basin_map(
         )
     generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "points": points, "positions": positions}
-    with study(seed, **described(model, batch), example=example, **options) as watch:
+    with (
+        full_precision(model, batch.inputs) as (model, about),
+        study(seed, **about, example=example, **options) as watch,
+    ):
         rows = (example + torch.arange(min(len(batch), 9))) % len(batch)  # corners: to "other 8"
         batch, counted = batch[rows], counted[rows]
         iteration = bind(model, batch.inputs)

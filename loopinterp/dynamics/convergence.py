@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,13 +16,14 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics import measures, runs
+from loopinterp.dynamics import measures, rounding, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
 from loopinterp.dynamics.regimes import ClassifiedLoops, Regime, classify_regimes
 from loopinterp.dynamics.solvers import Solver, Status
 from loopinterp.dynamics.spectra import spectral_radius
 from loopinterp.models.iteration import bind
+from loopinterp.models.precision import in_float32, no_autocast
 from loopinterp.models.protocol import takes_loop
 from loopinterp.models.study_examples import answered_after
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
+    from loopinterp.dynamics.limits import Limits
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
@@ -45,6 +48,10 @@ FATES = (
     "moves on, wrong, was right at T(n)",
 )
 """Convergence of an example ("rests") and correctness."""
+
+
+_OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
+"""Arrays of a run in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -70,6 +77,10 @@ class ConvergenceResult(Result, kind="convergence"):
         spectral_radius, spectral_residual: Of the Jacobian at the first limits; known if their
             product is at most 0.01.
         answer_loops: T(n) of each example.
+        rounding: Of a run in half precision: the largest relative difference that one late loop
+            makes between it and float32. Limits and spectral radii are then those of the same
+            weights in float32.
+        float32_regime, float32_settled_at: Of the run of these weights in float32.
 
     Attributes:
         threshold: Residual below which a token counts as converged.
@@ -84,7 +95,9 @@ class ConvergenceResult(Result, kind="convergence"):
         **dict.fromkeys(("settled_at", "stable_at", "regime", "period", "counted"), "batch pos"),
         **dict.fromkeys(("asymptotic_rate", "limit_status", "answer_loops"), "batch"),
         **dict.fromkeys(("spectral_radius", "spectral_residual"), "batch"),
+        **dict.fromkeys(_OF_HALF_PRECISION, "batch pos"),
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(_OF_HALF_PRECISION)
 
     threshold: float
     answered_after: str = "T(n)"
@@ -116,9 +129,13 @@ class ConvergenceResult(Result, kind="convergence"):
         return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
     def settling_times(self) -> xr.DataArray:
-        """``settled_at`` of tokens that reach a fixed point, [batch, pos]; infinity elsewhere."""
-        at, regime = self.data["settled_at"], self.data["regime"]
-        return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
+        """``settled_at`` of tokens that converge, also to rounding; infinity elsewhere."""
+        return self._settling_times()
+
+    def _settling_times(self, run: str = "") -> xr.DataArray:
+        at, regime = self.data[f"{run}settled_at"], self.data[f"{run}regime"]
+        converged = regime.isin([Regime.FIXED_POINT, Regime.CONVERGED_TO_ROUNDING])
+        return at.astype(float).where((at >= 0) & converged, np.inf)
 
     def below_threshold(self) -> xr.DataArray:
         """``settled_at`` of counted tokens of any regime; NaN for never."""
@@ -128,6 +145,19 @@ class ConvergenceResult(Result, kind="convergence"):
     def settled_share(self) -> float:
         """Share of counted tokens that converge."""
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
+
+    def to_rounding_share(self) -> float:
+        """Share of counted tokens that converge to rounding."""
+        return float((self.of_counted("regime") == Regime.CONVERGED_TO_ROUNDING).sum()) / float(
+            self.data["counted"].sum()
+        )
+
+    def decided_by_rounding(self) -> xr.DataArray | None:
+        """Tokens that converge in one precision only, [batch, pos]; None for a run in float32."""
+        if "float32_regime" not in self.data:
+            return None
+        here, there = (self._settling_times(run) < np.inf for run in ("", "float32_"))
+        return (here != there) & self.data["counted"]
 
     def fates(self) -> xr.DataArray:
         """One of :data:`FATES` for each example, [batch].
@@ -174,6 +204,9 @@ def convergence_study(
         n_spectral: Examples with a limit whose spectral radius is computed.
         threshold: Relative residual below which a token counts as converged.
         positions: Count positions with a target, or all.
+
+    A model that computes in half precision is followed as it is. Its loops are compared with those
+    of the same weights in float32, which also search for the limits.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(
@@ -190,25 +223,28 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
+    about = rounding.described(model, batch.inputs)
+    precise = in_float32(model, batch.inputs) if "state_dtype" in about else None
+    if precise is not None:
+        about["limits_in"] = "float32"
+    with study(seed, **about, **settings) as watch, torch.no_grad():
         parts = []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = runs.run_loops(iteration, n_loops)
-            limits = limits_of_run(
-                iteration, states, max_loops=limit_steps, tol=limit_tol, solver=solver
-            )
-            radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
-            part = {"spectral_radius": radius, "spectral_residual": radius.clone()}
-            with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
-            n_spectral -= len(with_limit)
-            if len(with_limit):
-                step, at = iteration.select(with_limit).step, limits.state[with_limit]
-                spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
-                part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
-                part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
-            part["limit_status"] = limits.status.to(torch.int8)
-            part |= _of_states(states, limits.state, threshold)
+            with nullcontext() if precise is None else no_autocast(states.device):
+                exact = iteration if precise is None else bind(precise, batch.inputs[rows])
+                limits = limits_of_run(
+                    exact,
+                    states.to(exact.h0.dtype),
+                    max_loops=limit_steps,
+                    tol=limit_tol,
+                    solver=solver,
+                )
+                part, n_spectral = _at_limits(exact, limits, n_spectral, seed)
+                part |= _of_states(states, limits.state, threshold)
+                if precise is not None:
+                    part |= _at_rounding(states, exact, threshold)
             parts.append(part | _readouts(iteration, states, batch.targets[rows], counted[rows]))
         return ConvergenceResult.of(
             watch,
@@ -222,13 +258,50 @@ def convergence_study(
         )
 
 
+def _at_limits(
+    iteration: Iteration, limits: Limits, n_spectral: int, seed: int
+) -> tuple[dict[str, Tensor], int]:
+    """Arrays of the limits; how many spectral radii are still to be computed."""
+    radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
+    part = {"spectral_radius": radius, "spectral_residual": radius.clone()}
+    with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
+    if len(with_limit):
+        step, at = iteration.select(with_limit).step, limits.state[with_limit]
+        spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
+        part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
+        part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
+    part["limit_status"] = limits.status.to(torch.int8)
+    return part, n_spectral - len(with_limit)
+
+
+def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
+    """Arrays of a run in half precision that its rounding changes."""
+    at = rounding.compare_with_float32(states, exact, threshold=threshold)
+    whole = runs.run_loops(exact, len(states) - 1)  # in float32
+    whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
+    whole_settled_at = measures.settling_time(whole_residual, threshold=threshold)
+    residual = measures.relative_residual(states, allow_nonfinite=True)
+    # The residual over the threshold of each token, so that one threshold serves all.
+    relative = residual * threshold / rounding.small_movement(at.rounding, threshold)
+    return {
+        "settled_at": measures.settling_time(relative, threshold=threshold).to(torch.int32),
+        "regime": at.regime.to(torch.int8),
+        "period": at.period.float(),
+        "rounding": at.rounding.float(),
+        "float32_regime": classify_regimes(whole).regime.to(torch.int8),
+        "float32_settled_at": whole_settled_at.to(torch.int32),
+    }
+
+
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
     sequence = states.flatten(2)  # [loop, batch, pos * d_model]
     residual, regimes = (
         measures.relative_residual(states, allow_nonfinite=True),
         classify_regimes(states),
     )
-    distance = measures.distance_to_limit(states, limit, relative=True, allow_nonfinite=True)
+    distance = measures.distance_to_limit(
+        states.to(limit.dtype), limit, relative=True, allow_nonfinite=True
+    )
     return {
         "residual": _from_loop(residual, 1),
         "residual_max": _from_loop(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -17,7 +18,7 @@ from loopinterp.core.intervals import ESTIMATE, band_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE, ConvergenceResult
-from loopinterp.dynamics.regimes import Regime, rounding_of
+from loopinterp.dynamics.regimes import Regime
 from loopinterp.dynamics.solvers import Status
 from loopinterp.figures import (
     LinePanel,
@@ -27,33 +28,44 @@ from loopinterp.figures import (
     heatmap_panels,
     line_panels,
 )
+from loopinterp.models.precision import rounding_of
 
 _RIGHT: dict[str, Any] = {"colour": "red", "markers": False}
 NO_ANSWER = "The readout is one number, so no answer is right or wrong."
 
 
 def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
-    """Add a finding if the states' dtype is coarse."""
+    """Add a finding if the model computes in half precision."""
 
     @wraps(findings)
-    def with_floor(result: Any) -> list[Finding]:
+    def with_note(result: Any) -> list[Finding]:
         first, *others = findings(result)
-        name = _coarse_dtype(result)
-        if name is None:
+        note = rounding_note(result)
+        if note is None:
             return [first, *others]
-        share = f"{rounding_of(getattr(torch, name)):.2g}"
+        return [first, replace(note, section=first.section), *others]
+
+    return with_note
+
+
+def rounding_note(result: Any) -> Finding | None:
+    """What rounding decides, of a model that computes in half precision."""
+    config = result.provenance.config
+    if (name := config.get("state_dtype")) is None:
+        return None
+    share = f"{rounding_of(getattr(torch, name)):.2g}"
+    if "computed_in" in config:
         text = (
-            f"The states are {name}: rounding alone gives residuals up to {share}. Smaller "
-            "residuals, distances and rates are not resolved. Repeat the study with model.float()."
+            f"The model computes in {name}, where rounding hides movement below {share} of a "
+            "state's norm. This study ran the same weights in float32."
         )
-        floor = Finding(text, value=f"{name}: resolved to {share}", section=first.section)
-        return [first, floor, *others]
-
-    return with_floor
-
-
-def _coarse_dtype(result: Any) -> str | None:
-    return result.provenance.config.get("state_dtype")
+        return Finding(text, value="computed in float32")
+    text = (
+        f"The run is in {name}: rounding decides on movement below {share} of a state's norm. "
+        "Smaller residuals, distances and rates are not resolved. Repeat the study with "
+        "model.float()."
+    )
+    return Finding(text, value=f"{name}: resolved to {share}")
 
 
 def value_of(estimate: xr.DataArray) -> xr.DataArray:
@@ -84,18 +96,47 @@ def stability_of(largest_radius: float) -> str:
 
 
 @findings_of.register
-@with_rounding
 def _(result: ConvergenceResult) -> list[Finding]:
-    findings = [_convergence(result)]
+    note = _measured_rounding(result) or rounding_note(result)
+    findings = [_convergence(result), *([] if note is None else [note])]
     counts = result.regime_counts()
     common = max(counts, key=counts.__getitem__)
-    if common != Regime.FIXED_POINT.label:
+    if common not in (Regime.FIXED_POINT.label, Regime.CONVERGED_TO_ROUNDING.label):
         share = percent(counts[common] / sum(counts.values()))
         text = f"The most common class of late trajectories is {common!r} ({share} of the tokens)."
         if common == Regime.ORBIT.label:
             text += f" {_median_period(result)}"
         findings.append(Finding(text, value=common))
     return [*findings, _limits(result)]
+
+
+def _measured_rounding(result: ConvergenceResult) -> Finding | None:
+    """What rounding moves, and what it decides."""
+    decided = result.decided_by_rounding()
+    if decided is None:
+        return None
+    name = result.provenance.config["state_dtype"]
+    rounding = result.of_counted("rounding")
+    share = float(decided.sum() / result.data["counted"].sum())
+    text = (
+        f"The run is in {name}. Its rounding moves a state by up to {float(rounding.max()):.1g} of "
+        "its norm in a loop (measured against float32, from the same states). Limits and spectral "
+        "radii are those of the same weights in float32."
+    )
+    if to_rounding := result.to_rounding_share():
+        last = result.data["residual"].isel(loop=-1)
+        moving = result.of_counted("regime") == Regime.CONVERGED_TO_ROUNDING
+        text += (
+            f" {percent(to_rounding)} of the tokens converge to rounding: they still move, by up "
+            f"to {float(last.where(moving).max()):.1g} of their norm in the last loop, and "
+            "converge in float32."
+        )
+    if share:
+        text += (
+            f" Rounding decides for {percent(share)} of the tokens: they converge in {name} alone, "
+            "or in float32 alone."
+        )
+    return Finding(text, value=f"{name}: {percent(share)} decided by rounding")
 
 
 def _convergence(result: ConvergenceResult) -> Finding:
@@ -114,10 +155,20 @@ def _convergence(result: ConvergenceResult) -> Finding:
     exact = percent(value_of(result.exact_match()[-1]))
     asked = (result.data["right"] >= 0).any()
     text += f" {exact} of the answers are right at the end." if asked else f" {NO_ANSWER}"
-    has_limits = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
+    ends = [Status.CONVERGED, Status.CYCLE, Status.CONVERGED_TO_ROUNDING]
+    has_limits = bool(result.data["limit_status"].isin(ends).any())
     good = has_limits and settled >= 0.99
-    resolved = good or _coarse_dtype(result) is None  # else rounding may hide convergence
-    return Finding(text, value=f"{percent(settled)} converge", good=good if resolved else None)
+    if not _resolved(result, good=good):
+        return Finding(text, value=f"{percent(settled)} converge")
+    return Finding(text, value=f"{percent(settled)} converge", good=good)
+
+
+def _resolved(result: ConvergenceResult, *, good: bool) -> bool:
+    """Whether rounding decides for at most one token in a hundred."""
+    decided = result.decided_by_rounding()
+    if decided is None:  # of a run in half precision that no run in float32 checks
+        return good or rounding_note(result) is None
+    return float(decided.sum() / result.data["counted"].sum()) <= 0.01
 
 
 def _limits(result: ConvergenceResult) -> Finding:
@@ -139,8 +190,14 @@ def _limits(result: ConvergenceResult) -> Finding:
         return Finding(text, value=f"{n_cycles} of {n_examples} on cycles", good=False)
     if not n_found:
         text = f"No limit was found for any of {n_examples} examples; stability is not measured."
-        if (coarse := _coarse_dtype(result)) is not None:
-            text += f" Rounding of {coarse} states may keep the search from converging."
+        config = result.provenance.config
+        if "state_dtype" in config and "limits_in" not in config:
+            status, coarse = result.data["limit_status"], config["state_dtype"]
+            n_to_rounding = int((status == Status.CONVERGED_TO_ROUNDING).sum())
+            text += (
+                f" In {n_to_rounding} the search converges to rounding of {coarse}, which may keep "
+                "the others from converging."
+            )
             return Finding(text, value=f"not resolved in {coarse}")
         return Finding(text, value="no limit found", good=False)
     text = f"{n_found} of {n_examples} examples reach a fixed point"
@@ -179,11 +236,12 @@ def _(result: ConvergenceResult) -> list[Figure]:
 def _classes(result: ConvergenceResult) -> Figure:
     final, regimes = result.data["right"].isel(loop=-1, drop=True), result.of_counted("regime")
     shades = {"right": (1, "green"), "wrong": (0, "red"), "not asked": (-1, "grey")}
+    kinds = [r for r in Regime if r < Regime.CONVERGED_TO_ROUNDING or (regimes == r).any()]
     cells = [
-        [((final == code) & (regimes == regime)).sum().item() for regime in Regime]
+        [((final == code) & (regimes == regime)).sum().item() for regime in kinds]
         for code, _ in shades.values()
     ]
-    tokens = xr.DataArray(cells, {"answer": [*shades], "regime": [r.label for r in Regime]})
+    tokens = xr.DataArray(cells, {"answer": [*shades], "regime": [r.label for r in kinds]})
     bars = [
         Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
         for name, (_, shade) in shades.items()
@@ -211,8 +269,10 @@ def _residuals(result: ConvergenceResult) -> Figure:
     token = _positive(band_of(result.of_counted("residual"), "batch", "pos"))
     mean, kl = _positive(result.mean_residual()), _positive(result.data["kl"].mean("batch"))
     lines = [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")]
-    threshold = [Reference(result.threshold, "threshold")]
-    panels = [LinePanel(lines, "relative residual", y_log=True, references=threshold)]
+    levels = [Reference(result.threshold, "threshold")]
+    if "rounding" in result.data:
+        levels.append(Reference(float(result.of_counted("rounding").median()), "rounding"))
+    panels = [LinePanel(lines, "relative residual", y_log=True, references=levels)]
     readout_changes = bool(kl.notnull().any())  # not a readout of one number
     if readout_changes:
         change = Series.of("KL to the loop before", kl[1:], colour="magenta")

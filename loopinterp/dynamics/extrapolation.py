@@ -16,9 +16,10 @@ from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics import runs
+from loopinterp.dynamics import rounding, runs
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.models.iteration import bind
+from loopinterp.models.precision import in_float32, no_autocast
 from loopinterp.models.study_examples import answered_after
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         contraction, cosine: Medians over asked positions, as there.
         residual_max: Residual of the whole sequence in the maximum norm.
         length, answer_loops: Problem length and T(n).
+        float32_exact: Of a run in half precision: ``exact`` of the same weights in float32.
 
     Attributes:
         trained_loops: Most loops in training, marked in the figure.
@@ -59,7 +61,9 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         **dict.fromkeys(("exact", "accuracy", "residual"), "loop batch"),
         **dict.fromkeys(("residual_max", "norm", "contraction", "cosine"), "loop batch"),
         **dict.fromkeys(("length", "answer_loops"), "batch"),
+        "float32_exact": "loop batch",
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(("float32_exact",))
 
     trained_loops: int | None = None
     answered_after: str = "T(n)"
@@ -71,6 +75,17 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     def at_answer(self) -> xr.DataArray:
         """Exact match of each example after T(n) loops."""
         return self.data["exact"].sel(loop=self.data["answer_loops"])
+
+    def decided_by_rounding(self) -> int:
+        """Examples that float32 gets right and half precision wrong, or the reverse.
+
+        At T(n) or after the last loop; 0 for a run in float32.
+        """
+        if "float32_exact" not in self.data:
+            return 0
+        differs = self.data["exact"] != self.data["float32_exact"]
+        at_answer = differs.sel(loop=self.data["answer_loops"])
+        return int((at_answer | differs.isel(loop=-1)).sum())
 
     def fates(self) -> dict[AnswerFate, int]:
         """Number of examples of each fate."""
@@ -111,11 +126,17 @@ def extrapolation_study(
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     settings = {"n_loops": n_loops, "n_examples": len(batch)}
-    with study(seed, **runs.described(model, batch), **settings) as watch:
-        parts = (
-            _follow(model, batch[rows], counted[rows], n_loops)
-            for rows in runs.state_chunks(model, batch, 4)
-        )
+    about = rounding.described(model, batch.inputs)
+    precise = in_float32(model, batch.inputs) if "state_dtype" in about else None
+    with study(seed, **about, **settings) as watch:
+        parts = []
+        for rows in runs.state_chunks(model, batch, 4):
+            part = _follow(model, batch[rows], counted[rows], n_loops)
+            if precise is not None:
+                with no_autocast(batch.inputs.device):
+                    exact = _follow(precise, batch[rows], counted[rows], n_loops)["exact"]
+                part["float32_exact"] = exact
+            parts.append(part)
         return ExtrapolationResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from loopinterp.core.intervals import ESTIMATE, band_of, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics import geometry_figures, limit_figures  # noqa: F401  (registered)
-from loopinterp.dynamics.convergence_figures import value_of, with_exact, with_rounding
+from loopinterp.dynamics.convergence_figures import (
+    rounding_note,
+    value_of,
+    with_exact,
+    with_rounding,
+)
 from loopinterp.dynamics.extrapolation import AnswerFate, ExtrapolationResult
 from loopinterp.dynamics.input_dependence import InputDependenceResult
 from loopinterp.dynamics.inside_loop import FROZEN, AttentionStabilisationResult
@@ -26,7 +33,6 @@ from loopinterp.figures import (
 
 
 @findings_of.register
-@with_rounding
 def _(result: ExtrapolationResult) -> list[Finding]:
     first = float(result.at_answer().mean())
     last = float(result.data["exact"].isel(loop=-1).mean())
@@ -44,7 +50,29 @@ def _(result: ExtrapolationResult) -> list[Finding]:
         text += f" {between} are right at both and wrong in between."
     good = last >= max(first, 0.99) and not between
     value = f"{percent(last)} after {result.n_loops} loops"
-    return [Finding(text, section="convergence", value=value, good=good)]
+    note = _answers_in_float32(result)
+    good = None if result.decided_by_rounding() else good
+    return [
+        Finding(text, section="convergence", value=value, good=good),
+        *([] if note is None else [replace(note, section="convergence")]),
+    ]
+
+
+def _answers_in_float32(result: ExtrapolationResult) -> Finding | None:
+    """What rounding decides of the answers of a run in half precision."""
+    if "float32_exact" not in result.data:
+        return rounding_note(result)
+    name, n_decided = result.provenance.config["state_dtype"], result.decided_by_rounding()
+    last = percent(result.data["float32_exact"].isel(loop=-1).mean())
+    text = f"The run is in {name}. In float32 the same weights get "
+    if not n_decided:
+        text += f"the same examples right, at {result.answered_after} and at the end."
+    else:
+        text += (
+            f"{last} of the answers right at the end. Rounding decides for {n_decided} examples: "
+            f"they are right in one precision only, at {result.answered_after} or at the end."
+        )
+    return Finding(text, value=f"{name}: {n_decided} decided by rounding")
 
 
 @figures_of.register
@@ -88,6 +116,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
 
 
 @findings_of.register
+@with_rounding
 def _(result: AttentionStabilisationResult) -> list[Finding]:
     frozen = result.frozen_at().values.reshape(-1)
     times = frozen[frozen >= 0]

@@ -22,6 +22,7 @@ from loopinterp.dynamics.solvers import (
     distance,
 )
 from loopinterp.models.iteration import Iteration, bind, need_repeatable
+from loopinterp.models.precision import computing_dtype, in_float32, is_coarse, rounding_of
 from loopinterp.models.protocol import LoopedModel, device_of, need_one_map
 
 if TYPE_CHECKING:
@@ -77,13 +78,16 @@ def find_fixed_point(
     r"""Solve :math:`f(x^*) = x^*` for every example of a batch.
 
     ``f`` must treat examples independently. Plain iteration also finds cycles
-    (:attr:`Status.CYCLE`). The guide's page "Finding fixed points" compares the solvers.
+    (:attr:`Status.CYCLE`). A map in half precision may end with
+    :attr:`Status.CONVERGED_TO_ROUNDING`. The guide's page "Finding fixed points" compares the
+    solvers.
 
     Args:
         model: A map that keeps shape and dtype, such as ``bind(model, inputs).step``; or a looped
             model.
         x0: Starting states, ``[batch, ...]`` (a scalar is one example); for a looped model, its
-            inputs or a batch, and the search starts from the initial state.
+            inputs or a batch, and the search starts from the initial state. A model in half
+            precision is solved in float32, with the same weights.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol`` :math:`\|f(x)\|` +
             ``atol``, and of returns to a cycle.
         solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
@@ -142,9 +146,21 @@ def find_fixed_point(
             # The last finite iterate of each example, [batch, size]
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
             residuals.append(state.residual)
+        ended = (status == Status.STALLED) | (status == Status.OUT_OF_BUDGET)
+        if is_coarse(flat.dtype) and ended.any():
+            status[ended & _at_rounding(g, finite)] = int(Status.CONVERGED_TO_ROUNDING)
     residual = torch.stack(residuals)  # [step, batch]
     finite = finite.reshape(x0.shape)
     return FixedPoint(finite, status, residual, n_steps, state.evaluations, period)
+
+
+def _at_rounding(g: Callable[[Tensor], Tensor], x: Tensor, n_steps: int = 8) -> Tensor:
+    """Whether steps of the map stay within one rounding of a state, as no drift does, [batch]."""
+    limit, stays, moved = rounding_of(x.dtype) * distance(x), torch.ones_like(x[:, 0]) > 0, x
+    for _ in range(n_steps):
+        moved = g(moved)
+        stays &= distance(moved, x) <= limit
+    return stays
 
 
 def list_solvers() -> list[str]:
@@ -162,13 +178,16 @@ def get_solver(solver: str | Solver) -> Solver:
 
 
 def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
-    """A looped model's iteration over inputs; None for a map."""
+    """A looped model's iteration over inputs (in half precision: in float32); None for a map."""
     if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
         return None
     inputs = getattr(h, "inputs", h).to(device_of(model))
     need_one_map(model)
     need_repeatable(model, inputs)
-    return bind(model, inputs)
+    iteration = bind(model, inputs)
+    if is_coarse(computing_dtype(iteration.h0)) and (fine := in_float32(model, inputs)) is not None:
+        return bind(fine, inputs)
+    return iteration
 
 
 def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:

@@ -34,6 +34,7 @@ from loopinterp.dynamics.regimes import (
     classify_regimes,
     classify_settling,
 )
+from loopinterp.dynamics.rounding import full_precision
 from loopinterp.models.iteration import bind
 
 if TYPE_CHECKING:
@@ -169,7 +170,11 @@ def geometry_study(
     skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
+    with (
+        full_precision(model, batch.inputs) as (model, about),
+        study(seed, **about, **settings) as watch,
+        torch.no_grad(),
+    ):
         sets: dict[str, _StateMoments] = {}
         shown, parts = [], []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):

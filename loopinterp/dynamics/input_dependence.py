@@ -21,7 +21,8 @@ from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
-from loopinterp.dynamics.runs import Counted, chunks, counted_examples, described
+from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples
 from loopinterp.dynamics.solvers import Anderson, Status
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
@@ -128,7 +129,10 @@ def input_dependence_study(
     generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
     seek = partial(find_limits, max_loops=n_loops, tol=tol)
-    with study(seed, **described(model, batch), **options) as watch:
+    with (
+        full_precision(model, batch.inputs) as (model, about),
+        study(seed, **about, **options) as watch,
+    ):
         iteration = bind(model, batch.inputs)
         with torch.no_grad():
             clean_limits = seek(iteration, iteration.h0)

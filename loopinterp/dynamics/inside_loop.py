@@ -23,8 +23,9 @@ from loopinterp.dynamics.measures import (
     likeliest,
     share_of_size,
 )
+from loopinterp.dynamics.rounding import full_precision
 from loopinterp.dynamics.runs import chunks, counted_examples, gather, usual_loops
-from loopinterp.models.protocol import describe_model, need_hooks
+from loopinterp.models.protocol import need_hooks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -91,7 +92,10 @@ def attention_stabilisation_study(
     n_loops = n_loops or usual_loops(batch, times=1.25, least=2)
     n_pos = batch.inputs.shape[1]
     pattern_bytes = model.site_map.n_heads * n_pos**2 * model.dtype.itemsize
-    with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+    with (
+        full_precision(model, batch.inputs) as (model, about),
+        study(seed, **about, n_loops=n_loops, n_examples=len(batch)) as watch,
+    ):
         parts = (
             _patterns(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
         )

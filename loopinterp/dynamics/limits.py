@@ -50,7 +50,8 @@ class Limits(ShortRepr):
 
     @property
     def has_limit(self) -> Bool[Tensor, " batch"]:
-        return (self.status == Status.CONVERGED) | (self.status == Status.CYCLE)
+        converged = (self.status == Status.CONVERGED) | (self.status == Status.CYCLE)
+        return converged | (self.status == Status.CONVERGED_TO_ROUNDING)
 
 
 def find_limits(
@@ -82,7 +83,8 @@ def find_limits(
         )
         state[rows], status[rows] = end.state, end.status
         loops[rows] += end.n_steps
-        period[rows] = torch.where(end.converged, 1, end.period)
+        rests = end.converged | (end.status == Status.CONVERGED_TO_ROUNDING)
+        period[rows] = torch.where(rests, 1, end.period)
         done, steps = done + steps, 4 * steps
     return Limits(state, status, loops, period)
 

@@ -26,7 +26,8 @@ from loopinterp.dynamics.limits import (
     noise_like,
     other_starts,
 )
-from loopinterp.dynamics.runs import Counted, counted_examples, described
+from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.runs import Counted, counted_examples
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -142,7 +143,10 @@ def reachability_study(
     generator = torch.Generator().manual_seed(seed)
     settings = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
     settings |= {"n_examples": len(batch)}
-    with study(seed, **described(model, batch), **settings) as watch:
+    with (
+        full_precision(model, batch.inputs) as (model, about),
+        study(seed, **about, **settings) as watch,
+    ):
         iteration = bind(model, batch.inputs)
         search = torch.no_grad()(partial(find_limits, iteration, max_loops=n_loops, tol=tol))
         clean_limits = search(iteration.h0)

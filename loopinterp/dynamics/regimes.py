@@ -7,22 +7,23 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from loopinterp.core.boundary import Loops
 from loopinterp.core.errors import check_integer
 from loopinterp.core.settings import Settings, settings
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import NOISE, check_states
+from loopinterp.models.precision import is_coarse, rounding_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-_LEAST_LOOPS = 12
+LEAST_LOOPS = 12
 """Fewest loops of a classified trajectory."""
 
-ClassifiedLoops = Annotated[Loops, Field(ge=_LEAST_LOOPS)]
+ClassifiedLoops = Annotated[Loops, Field(ge=LEAST_LOOPS)]
 """A number of loops of classified trajectories."""
 
 
@@ -40,6 +41,7 @@ class Regime(_Labelled):
     DRIFT = 2
     DIVERGENCE = 3
     IRREGULAR = 4
+    CONVERGED_TO_ROUNDING = 5
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,15 +67,17 @@ class RegimeCriteria(Settings):
         straight: Net displacement over path length, above which a path is a drift.
         rotation: Evenness of a rotation (mean resultant length), and its plane's share of variance.
         divergence: Factor over the window by which updates and states both grow.
+        rounding: Relative residual that rounding alone explains; by the states' dtype if ``None``.
     """
 
-    window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
+    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
     at_rest: PositiveFloat = 1e-4
     to_go: PositiveFloat = 0.03
     recurrence: PositiveFloat = 1e-3
     straight: PositiveFloat = 0.5
     rotation: PositiveFloat = 0.9
     divergence: PositiveFloat = 1.5
+    rounding: NonNegativeFloat | None = None
 
 
 def classify_regimes(
@@ -82,8 +86,9 @@ def classify_regimes(
     """Class of each trajectory over its last ``window`` loops; the first that applies:
 
     1. **divergence**: not finite, or updates and states both grow geometrically;
-    2. **fixed point**: no longer moves (by more than rounding), or updates shrink geometrically
-       with little path to go, or shrink while turning (a spiral);
+    2. **fixed point**: no longer moves, or updates shrink geometrically with little path to go, or
+       shrink while turning (a spiral); **converged to rounding**: late updates are no larger than
+       rounding, and they lead nowhere (in half precision);
     3. **orbit**: returns to itself after a period (autocorrelation), or turns evenly in the plane
        of its first two principal components;
     4. **drift**: displacement in one direction, bounded updates (the "slider");
@@ -123,10 +128,12 @@ def classify_regimes(
     leads_nowhere = straightness < criteria.straight
     spiral = (grown < 0.8) & (fit > 0.9) & leads_nowhere
     # At rest within rounding: no larger updates for a while, and they lead nowhere.
-    rounding = rounding_of(states.dtype)
+    rounding = rounding_of(states.dtype) if criteria.rounding is None else criteria.rounding
     last = slice(-max(1, len(update) // 3), None)
-    at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & leads_nowhere
+    within = (update[last] <= rounding * size[1:][last]).all(dim=0) & leads_nowhere
     fixed = at_rest | near | spiral
+    to_rounding = within & ~fixed
+    fixed |= to_rounding
 
     moving = (finite & ~fixed & ~diverges).nonzero().flatten()
     returns, return_time = _recurrence(late[:, moving], criteria.recurrence)
@@ -136,6 +143,7 @@ def classify_regimes(
     motion = torch.where(drifts, int(Regime.DRIFT), int(Regime.IRREGULAR))
     regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)
     regime[moving] = torch.where(returns | turns, int(Regime.ORBIT), motion)
+    regime[to_rounding] = Regime.CONVERGED_TO_ROUNDING
     regime[diverges | ~finite] = Regime.DIVERGENCE
     period = torch.full_like(growth, float("nan"))
     period[moving] = torch.where(returns, return_time, torch.where(turns, turn, float("nan")))
@@ -178,7 +186,7 @@ class SettlingCriteria(Settings):
         lasting: Least slope of the second half of a fall, relative to its first half.
     """
 
-    window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
+    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
     rounding: PositiveFloat = float(NOISE)
     fit: Annotated[float, Field(gt=0, lt=1)] = 0.5
     fall: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -209,7 +217,10 @@ def classify_settling(
     criteria = criteria or SettlingCriteria()
     late, finite = _late_states(states, criteria.window)
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
+    coarse = is_coarse(states.dtype)
     rounding = criteria.rounding * torch.finfo(states.dtype).eps
+    # Sixteen roundings of half precision are an eighth of the state, and no small movement.
+    rounding = min(rounding, rounding_of(states.dtype)) if coarse else rounding
     floor = rounding * torch.maximum(size[1:], size[:-1])
     moves = update > floor  # [loop, trajectory]
     window, log = len(update), _logarithm(update)
@@ -227,6 +238,8 @@ def classify_settling(
     falls = (torch.maximum(geometric, as_power) > criteria.fit) & (slope < -resolved)
     falls &= enough & (goes_on | (drop <= criteria.fall)) & finite
     rests = ~moves[-(window // 3) :].any(dim=0) & finite
+    if coarse:  # else a slow drift could hide below the rounding of each loop
+        rests &= (late[-1] - late[-(window // 3) - 1]).norm(dim=-1) <= floor[-1]
     settles = rests | (falls & (geometric >= as_power) & (drop <= criteria.fall))
 
     code = torch.where(falls, int(SettlingClass.MARGINAL), int(SettlingClass.DRIFTING))
@@ -238,16 +251,10 @@ def classify_settling(
     return SettlingClasses(code.reshape(lead), rate, exponent)
 
 
-def rounding_of(dtype: torch.dtype) -> float:
-    """Largest relative residual from rounding alone at a fixed point."""
-    # At fixed points states move by .5 to .7 rounding errors in half precision, to 2.1 in float32.
-    return 2 * torch.finfo(dtype).eps
-
-
 def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     """The last ``window + 1`` states, scaled to 1, in float64; which are finite."""
-    check_states(states, at_least=_LEAST_LOOPS + 1, allow_nonfinite=True)
-    window = window or max(_LEAST_LOOPS // 2, (len(states) - 1) // 2)
+    check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
+    window = window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
     check_integer("window", window, most=len(states) - 1, fix=fix)
     late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])

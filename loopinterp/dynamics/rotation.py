@@ -20,6 +20,7 @@ from pydantic import PositiveInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import check_states
+from loopinterp.models.precision import is_coarse, rounding_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -97,7 +98,7 @@ def find_rotation(
         n_harmonics: Harmonics of the period.
 
     Returns:
-        The rotation; ``explained`` is NaN for states that do not move.
+        The rotation; ``explained`` is NaN for states that do not move, or by rounding alone.
 
     Example:
         >>> turn = 2 * math.pi * torch.arange(200.0) / 4.8
@@ -130,6 +131,11 @@ def find_rotation(
     parts = torch.linalg.pinv(waves) @ x  # [2 n_harmonics, feature]
     total = x.square().sum()
     explained = 1 - (x - waves @ parts).square().sum() / total
+    if (
+        is_coarse(states.dtype)
+        and total <= n * rounding_of(states.dtype) ** 2 * mean.square().sum()
+    ):
+        explained = torch.full_like(explained, float("nan"))  # it moves by rounding alone
     real, imaginary = parts.unflatten(0, (n_harmonics, 2)).unbind(1)
     # a cos + b sin is the real part of (a - i b) e^{i turn}.
     amplitudes = torch.complex(real, -imaginary).unflatten(1, states.shape[1:])

@@ -14,9 +14,7 @@ from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import above_rounding, share_of_size
-from loopinterp.dynamics.regimes import RegimeCriteria, rounding_of
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import describe_model
 from loopinterp.models.study_examples import examples_for
 from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE
@@ -138,12 +136,3 @@ def counted_examples(
 
 def usual_loops(batch: Batch, *, times: float, least: int) -> int:
     return max(least, math.ceil(times * int(batch.n_loops.max())))
-
-
-def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:
-    """The model for the provenance, with its states' dtype if coarse."""
-    dtype = bind(model, batch.inputs[:1]).h0.dtype
-    # Coarse is where rounding moves a state by more than counts as at rest.
-    coarse = rounding_of(dtype) > RegimeCriteria().at_rest
-    name = {"state_dtype": str(dtype).removeprefix("torch.")} if coarse else {}
-    return {"model": describe_model(model), **name}

@@ -36,6 +36,8 @@ class Status(IntEnum):
     - ``DIVERGED``: a value is not finite, or the state outgrew the limit.
     - ``STALLED``: the residual stopped falling.
     - ``CYCLE``: plain iteration returns to the same states.
+    - ``CONVERGED_TO_ROUNDING``: in half precision, the map moves the state by no more than
+      rounding, also in several steps.
     """
 
     RUNNING = 0
@@ -44,6 +46,7 @@ class Status(IntEnum):
     DIVERGED = 3
     STALLED = 4
     CYCLE = 5
+    CONVERGED_TO_ROUNDING = 6
 
 
 @settings

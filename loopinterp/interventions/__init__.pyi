@@ -7,3 +7,7 @@ from .pairs import InterchangePairs as InterchangePairs
 from .pairs import Stratum as Stratum
 from .patching import PatchingSweep as PatchingSweep
 from .patching import patching_sweep as patching_sweep
+from .steering import SteeringSweep as SteeringSweep
+from .steering import mean_difference as mean_difference
+from .steering import steer as steer
+from .steering import steering_sweep as steering_sweep

@@ -1,4 +1,4 @@
-"""Findings and figures of patching sweeps and of ablation studies."""
+"""Findings and figures of patching sweeps, ablation studies and steering sweeps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from loopinterp.core.intervals import ESTIMATE
-from loopinterp.core.results import Figure, Finding, figures_of, findings_of
+from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
-from loopinterp.figures import Series, bars_with_intervals, heatmap_panels, line_figure
+from loopinterp.figures import (
+    LinePanel,
+    Series,
+    bars_with_intervals,
+    heatmap_panels,
+    line_figure,
+    line_panels,
+)
 from loopinterp.interventions.ablation import CONTROL, NEEDED_SHARE, AblationStudy, Role
 from loopinterp.interventions.ablation import MEASURES as ABLATION_MEASURES
 from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
+from loopinterp.interventions.steering import SteeringSweep
 
 _RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
 _UNPATCHED = "0: unpatched, 1: source"
@@ -257,3 +265,74 @@ def _changed(agreement: xr.DataArray) -> xr.DataArray:
     """The complement of an estimate, with its interval ends reversed."""
     ends = agreement.sel({ESTIMATE: ["value", "high", "low"]})
     return 1 - ends.assign_coords({ESTIMATE: ["value", "low", "high"]})
+
+
+_STEERED = {"add": "Adding the direction to", "project": "Projecting the direction out of"}
+_STEERED |= {"clamp": "Clamping the direction in"}
+
+
+@findings_of.register
+def _(result: SteeringSweep) -> list[Finding]:
+    changed = result.data["changed"].sel({ESTIMATE: "value"})
+    n_beyond, n_cells = int(result.beyond_control().sum()), changed.size
+    text = f"{_STEERED[result.mode]} `{result.component}` at one loop "
+    if not n_beyond:
+        text += (
+            "never surely changes more answers than every random direction of the same norm does "
+            f"({n_cells} pairs of loop and strength)."
+        )
+        return [Finding(text, value="no more than random")]
+    at = _strongest(result)
+    value, low, high = (float(x) for x in result.data["changed"].sel(at).values)
+    control = percent(result.control().sel({**at, ESTIMATE: "value"}))
+    text += (
+        f"does most beyond random directions in loop {at['loop']} at strength {at['strength']:g}: "
+        f"the answers of {percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of examples change, "
+        f"{control} with random directions of the same norm. At {n_beyond} of {n_cells} pairs of "
+        "loop and strength it surely changes more answers than every random one."
+    )
+    return [Finding(text, value=f"{percent(value)} in loop {at['loop']}")]
+
+
+def _strongest(result: SteeringSweep) -> dict[str, Any]:
+    """The loop and strength that change most answers beyond the random directions."""
+    gain = result.data["changed"].sel({ESTIMATE: "value"}) - result.control().sel(
+        {ESTIMATE: "value"}
+    )
+    gain = gain.where(result.beyond_control(), -np.inf)
+    row, column = np.unravel_index(int(gain.values.argmax()), gain.shape)
+    return {
+        "loop": int(result.data["loop"][row]),
+        "strength": float(result.data["strength"][column]),
+    }
+
+
+@figures_of.register
+def _(result: SteeringSweep) -> list[Figure]:
+    loops = result.data["loop"].values
+    # At most five loops, from the first to the last.
+    shown = loops[np.unique(np.linspace(0, len(loops) - 1, min(5, len(loops))).round().astype(int))]
+    panels = []
+    for measure, title in (("changed", "answers changed"), ("effect", "effect")):
+        lines = [Series.of(f"loop {loop}", result.data[measure].sel(loop=loop)) for loop in shown]
+        control = result.control(measure).sel(loop=shown).mean("loop")
+        lines.append(Series.of("random directions", control, control=True))
+        panels.append(LinePanel(lines, title))
+    names = ("changed", "effect")
+    controls = {f"control_{name}": result.control(name) for name in names}
+    return [
+        Figure(
+            title=f"Steering `{result.component}`, by strength and loop",
+            plot=line_panels(panels, x_title="strength"),
+            caption=(
+                f"{_STEERED[result.mode]} `{result.component}` at one loop: the share of "
+                f"{result.n_examples} examples with another answer than in the clean run. Below, "
+                f"effect: the change of the {result.metric} (95% intervals over examples)."
+            ),
+            control=(
+                f"Grey: {result.data.sizes['draw']} random directions of the same norm, mean over "
+                "the loops shown, with the 95% interval over draws."
+            ),
+            data=tidy({**{name: result.data[name] for name in names}, **controls}),
+        )
+    ]

@@ -17,9 +17,11 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
+from loopinterp.dynamics.rounding import described
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import describe_model, need_model
+from loopinterp.models.precision import in_float32, no_autocast
+from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops
 from loopinterp.models.stopping import STOPPING_RULES, GateAbove
 from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
@@ -83,6 +85,7 @@ class ExitResult(Result, kind="exits"):
         weighted_exact: Whether the answer of the mixture of all loops is right.
         weighted_loops: Mean loop under the gate's distribution over exits.
         weighted_dealt: Control: share right with the distributions of other tokens, by deal.
+        float32_exact: Of a run in half precision: ``exact`` of the same weights in float32.
 
     Attributes:
         targets: Whether the data has targets; if not, the last loop's answer counts as right.
@@ -102,6 +105,7 @@ class ExitResult(Result, kind="exits"):
         **dict.fromkeys(("frozen_exact", "frozen_examples", "frozen_loops"), "rule"),
         **dict.fromkeys(("weighted_exact", "weighted_loops"), "batch"),
         "weighted_dealt": "deal",
+        "float32_exact": "loop batch",
     }
     # Earlier versions saved only the arrays before ``example``.
     OPTIONAL: ClassVar[frozenset[str]] = frozenset([*VARIABLES][[*VARIABLES].index("example") :])
@@ -114,6 +118,12 @@ class ExitResult(Result, kind="exits"):
     def n_loops(self) -> int:
         """Loops of the run."""
         return self.data.sizes["loop"] - 1
+
+    def decided_by_rounding(self) -> int | None:
+        """Examples with a loop at which one precision alone is right; None for a float32 run."""
+        if "float32_exact" not in self.data:
+            return None
+        return int((self.data["exact"] != self.data["float32_exact"]).any("loop").sum())
 
     def oracle(self) -> tuple[float, float]:
         """Share of rows that are right after some loop, and the mean of the first such loop.
@@ -225,7 +235,9 @@ def exit_study(
     inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
     listed, has_targets = list(asked_rules.values()), targets is not None
     config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules), "per": per}
-    with study(seed, study="exits", model=describe_model(model), **config) as watch:
+    about = described(model, inputs)
+    precise = in_float32(model, inputs) if "state_dtype" in about else None
+    with study(seed, study="exits", **about, **config) as watch:
         bound = bind(model, inputs[:1])
         size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
         parts, score_parts = [], []
@@ -233,6 +245,10 @@ def exit_study(
             part = _follow(
                 model, inputs[rows], None if targets is None else targets[rows], n_loops, per
             )
+            if precise is not None:  # the same answers are right
+                with no_autocast(inputs.device):
+                    other = _follow(precise, inputs[rows], part["_right"], n_loops, per)
+                part["float32_exact"] = other["exact"]
             parts.append(part)
             mask = part["_mask"]
             options: Any = {"max_loops": n_loops, "mask": mask, "per_token": per == "token"}

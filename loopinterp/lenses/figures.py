@@ -8,6 +8,7 @@ import xarray as xr
 from loopinterp.core.intervals import ESTIMATE, mean_estimate, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
+from loopinterp.dynamics.convergence_figures import rounding_note
 from loopinterp.figures import (
     LinePanel,
     Reference,
@@ -187,7 +188,7 @@ def _(result: ExitResult) -> list[Finding]:
     best, at = result.best_loop()
     if best == 0:
         text = f"No {result.per} is right after any fixed number of loops up to {result.n_loops}."
-        return [Finding(f"{text} Early exits cannot save anything.")]
+        return [Finding(f"{text} Early exits cannot save anything."), *_rounding(result)]
     share, mean = result.oracle()
     right = "right" if result.targets else "to agree with the last loop"
     text = (
@@ -200,7 +201,25 @@ def _(result: ExitResult) -> list[Finding]:
             f" The oracle is no evidence: the answer of another {result.per} appears at some loop "
             f"in {percent(another.mean())}."
         )
-    return [Finding(text), _rules(result, at), *_weighted(result)]
+    return [Finding(text), _rules(result, at), *_weighted(result), *_rounding(result)]
+
+
+def _rounding(result: ExitResult) -> list[Finding]:
+    """What rounding decides of the readings of a run in half precision."""
+    n_decided = result.decided_by_rounding()
+    if n_decided is None:
+        note = rounding_note(result)
+        return [] if note is None else [note]
+    name = result.provenance.config["state_dtype"]
+    text = f"The run is in {name}. In float32 the same weights "
+    if n_decided:
+        text += (
+            f"read {n_decided} of {result.data.sizes['batch']} {result.per}s right at other loops. "
+            "There rounding decides."
+        )
+    else:
+        text += f"are right in the same {result.per}s at the same loops."
+    return [Finding(text, value=f"{name}: {n_decided} decided by rounding")]
 
 
 def _rules(result: ExitResult, at: int) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,8 +16,10 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import stable_from
+from loopinterp.dynamics.rounding import described
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
+    STATE,
     LoopResidual,
     layer_hooks,
     layer_label,
@@ -26,7 +28,8 @@ from loopinterp.lenses.fitted_lens import (
 )
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import describe_model, device_of, need_hooks, need_model
+from loopinterp.models.precision import in_float32, no_autocast
+from loopinterp.models.protocol import device_of, need_hooks, need_model
 from loopinterp.models.study_examples import (
     examples_for,
     inputs_and_loops,
@@ -71,6 +74,7 @@ class LensResult(Result, kind="lens"):
         transfer_kl: Mean ``kl`` of the state after loop ``applied``, read through the map of loop
             ``translator``.
         expected_top: Share of asked positions read as the known intermediate value, or NaN.
+        float32_answer: Of a run in half precision: ``answer`` of the same weights in float32.
 
     Attributes:
         lens: "logit", "coda", "tuned" or "jacobian".
@@ -87,8 +91,11 @@ class LensResult(Result, kind="lens"):
         **dict.fromkeys(("unigram_kl", "majority_top"), "batch"),
         "transfer_kl": "translator applied batch",
         "expected_top": "loop",
+        "float32_answer": "loop layer batch pos",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"transfer_kl", "expected_top"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        {"transfer_kl", "expected_top", "float32_answer"}
+    )
 
     lens: str
     has_coda: bool
@@ -100,6 +107,13 @@ class LensResult(Result, kind="lens"):
     def n_loops(self) -> int:
         """Loops of the run."""
         return self.data.sizes["loop"] - 1
+
+    def decided_by_rounding(self) -> float | None:
+        """Share of readings of asked positions that float32 has otherwise; None in float32."""
+        if "float32_answer" not in self.data:
+            return None
+        differs = (self.data["answer"] != self.data["float32_answer"]).sel(layer=STATE)
+        return float(differs.where(self.asked).mean())
 
     @property
     def asked(self) -> xr.DataArray:
@@ -184,12 +198,18 @@ def lens_study(
             given=str(list(positions or [])),
             fix="Pass e.g. positions=[-1], or None for all.",
         )
-    described, how = describe_model(model), {"n_loops": n_loops, "inside": inside}
-    about = {"model": described, "lens": name, **how, "n_examples": len(inputs)}
+    how = {"n_loops": n_loops, "inside": inside}
+    about = described(model, inputs) | {"lens": name, **how, "n_examples": len(inputs)}
     with study(seed, study="lens", **about) as watch:
         fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, seed=seed, **how)
         reader = _LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
+        precise = in_float32(model, inputs) if "state_dtype" in about else None
+        if precise is not None:
+            with no_autocast(inputs.device):
+                again = replace(reader, model=precise).parts(inputs, targets)
+            for part, other in zip(run, again):
+                part["float32_answer"] = other["answer"]
         target_class = torch.cat([part["wanted"] for part in run])
         if not bool((target_class >= 0).any(1).all()):
             raise InputError(
@@ -214,7 +234,7 @@ def lens_study(
             has_coda=reader.has_coda,
             targets=targets is not None,
             n_fit=fitted.n_examples if fitted else 0,
-            of_other_weights=fitted is not None and of_other_weights(fitted, described),
+            of_other_weights=fitted is not None and of_other_weights(fitted, about["model"]),
         )
 
 

@@ -15,6 +15,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.iteration import Iteration, bind
+from loopinterp.models.precision import computing_dtype, is_coarse, rounding_of
 from loopinterp.models.run_inputs import check_ends, check_logits, spell
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
+
+
+_REST_LOOPS = 8
+"""Loops over which a half-precision state must stay within one rounding to have converged."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +39,7 @@ class LoopView(ShortRepr):
         read: The model's readout; :attr:`logits` calls it once, if needed.
         previous: The same examples one loop earlier; None at loop 0.
         past: Number of earlier loops kept.
+        rounding: Relative change that rounding explains; 0 unless the run is in half precision.
         notes: A rule's values per example, readable in :attr:`previous` one loop later.
     """
 
@@ -44,6 +50,7 @@ class LoopView(ShortRepr):
     read: Callable[[Tensor], Tensor]
     previous: LoopView | None
     past: int = 1
+    rounding: float = 0.0
     notes: dict[Any, Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -94,6 +101,25 @@ class LoopView(ShortRepr):
         while view.previous is not None:
             yield view, (view.state - view.previous.state).float()
             view = view.previous
+
+    def at_rounding(self) -> Bool[Tensor, " batch"]:
+        """Whether rounding explains all movement of the scored positions over the last 8 loops.
+
+        So it does if none of the last 8 states is further away than one rounding; a drift leaves
+        that distance. Always False in float32, where movement is resolved.
+        """
+        rests = torch.zeros_like(self.mask[:, 0])
+        if not self.rounding:
+            return rests
+        limit = self.rounding * self.state.float().norm(dim=-1)  # [batch, pos]
+        view, rests = self, ~rests
+        for _ in range(_REST_LOOPS):
+            if view.previous is None:
+                return torch.zeros_like(rests)
+            view = view.previous
+            away = (self.state.float() - view.state.float()).norm(dim=-1)
+            rests = rests & ((away <= limit) | ~self.mask).all(-1)
+        return rests
 
     def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
         """The largest value over the positions that count."""
@@ -311,7 +337,10 @@ def _first_view(
         expected = f"{spell(every)}, a position or more of each example"
         raise InputError("mask", expected=expected, given=spell(mask), fix=fix)
     past = max(getattr(rule, "past", 1) for rule in rules)
-    return iteration, kind(0, h0, mask, n_loops, iteration.readout, None, past)
+    view = kind(0, h0, mask, n_loops, iteration.readout, None, past)
+    if is_coarse(dtype := computing_dtype(h0)):
+        view = replace(view, past=max(past, _REST_LOOPS), rounding=rounding_of(dtype))
+    return iteration, view
 
 
 def _stop_at_first(

@@ -3,6 +3,10 @@
 A rule scores every example after every loop; lower is readier to stop. *Online* rules have a
 ``tolerance``: an example stops at the first score at or below it. *Offline* rules have none: every
 example runs all loops, and the loop of least score is chosen.
+
+In half precision, rules of movement (:class:`ResidualBelow`, :class:`ReadoutKL`,
+:class:`AccelerationBelow`) score 0 where rounding explains all movement
+(:meth:`LoopView.at_rounding <loopinterp.models.LoopView.at_rounding>`), whatever the tolerance.
 """
 
 from __future__ import annotations
@@ -114,7 +118,8 @@ class ResidualBelow(_Rule):
         """The largest relative residual."""
         if view.previous is None:
             return view.constant(math.inf)
-        return view.worst(_relative((view.state - view.previous.state).float(), view))
+        score = view.worst(_relative((view.state - view.previous.state).float(), view))
+        return score.masked_fill(view.at_rounding(), 0)
 
 
 @_rule
@@ -132,7 +137,8 @@ class ReadoutKL(_Rule):
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
         # KL(now || before) at each position [batch, pos], summed over classes.
-        return view.worst((now.exp() * (now - before)).sum(-1))
+        score = view.worst((now.exp() * (now - before)).sum(-1))
+        return score.masked_fill(view.at_rounding(), 0)
 
 
 @_rule
@@ -157,7 +163,7 @@ class AccelerationBelow(_Rule):
             view.worst(_relative(update - before, now))
             for (now, update), (_, before) in pairwise(updates)
         ]
-        return torch.maximum(*hits)
+        return torch.maximum(*hits).masked_fill(view.at_rounding(), 0)
 
 
 def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Tensor:

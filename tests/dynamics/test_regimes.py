@@ -171,7 +171,8 @@ def test_a_batch_gives_what_its_trajectories_give_one_by_one() -> None:
         single = classify_regimes(states)
         assert full.regime[row, 0] == single.regime
         torch.testing.assert_close(full.period[row, 0], single.period, equal_nan=True)
-    assert set(full.regime.unique().tolist()) == set(Regime)
+    # In float64 nothing is at rounding.
+    assert {*full.regime.unique().tolist()} == {*Regime} - {Regime.CONVERGED_TO_ROUNDING}
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 
@@ -22,3 +26,21 @@ def test_a_model_in_bfloat16_is_read_as_it_is(kind: str) -> None:
         assert data["kl"].dtype == "float32"
         assert float(data["kl"].sel(loop=2, layer="state").max()) < 1e-6
     assert exit_study(model, x, n_loops=3).best_loop()[0] == 1
+
+
+def test_readings_and_exits_are_compared_with_float32() -> None:
+    model, x = transformer("loop norm").to(torch.bfloat16), tokens(4)
+    whole = copy.deepcopy(model).float()
+    options = {"lens": "coda", "n_loops": 4}
+    here, there = (lens_study(m, x, **options) for m in (model, whole))
+    np.testing.assert_array_equal(here.data["float32_answer"], there.data["answer"])
+    differs = (here.data["answer"] != there.data["answer"]).sel(layer="state")
+    assert here.decided_by_rounding() == float(differs.mean())
+    assert there.decided_by_rounding() is None
+    # No answer is as it was.
+    moved = dataclasses.replace(here, data=here.data.assign(float32_answer=1 - here.data["answer"]))
+    assert moved.decided_by_rounding() == 1
+    assert "100% decided by rounding" in moved.findings()[-1].value
+    exits, of_whole = (exit_study(m, x, n_loops=4) for m in (model, whole))
+    assert exits.data["float32_exact"].dims == ("loop", "batch")
+    assert of_whole.decided_by_rounding() is None and exits.decided_by_rounding() is not None

@@ -19,7 +19,7 @@ from loopinterp.models import (
     run_rules,
     run_until,
 )
-from loopinterp.models.stopped_run import StoppingRule
+from loopinterp.models.stopped_run import StoppingRule, score_loops
 from loopinterp.models.stopping import (
     AccelerationBelow,
     AnswerHeld,
@@ -390,3 +390,53 @@ def test_a_gate_need_not_have_a_hash() -> None:
 
     rule = GateAbove(Gate(), 0.7, cumulated=True)  # stopped by then: .4, .64, .784
     assert run_until(Halving(), torch.zeros(2, 3, 2), rule, max_loops=4).loop.tolist() == [3, 3]
+
+
+class Rising:
+    """States that rise by ``speed`` a loop from 1, or alternate by it, in a dtype."""
+
+    def __init__(self, speed: float, dtype: torch.dtype, *, returns: bool = False) -> None:
+        self.speed, self.dtype, self.returns = speed, dtype, returns
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.ones(*inputs.shape, 4, dtype=self.dtype)
+
+    def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+        return e.clone()
+
+    def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        up = h + self.speed
+        return torch.where(h > e, e, up) if self.returns else up
+
+    def readout(self, h: torch.Tensor) -> torch.Tensor:
+        return h * torch.tensor([0, 10, 20, 30]).to(h)
+
+
+MOVEMENT_RULES = (ResidualBelow(1e-6), ReadoutKL(1e-12), AccelerationBelow(1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_flicker_of_one_rounding_stops_and_a_drift_of_one_does_not(dtype: torch.dtype) -> None:
+    rule = ResidualBelow(1e-6)
+    eps, x = torch.finfo(dtype).eps, torch.zeros(2, 3, dtype=torch.int64)
+    flicker = run_until(Rising(eps, dtype, returns=True), x, rule, max_loops=30)
+    drift = run_until(Rising(eps, dtype), x, rule, max_loops=30)
+    # Eight loops are needed to know that the state leads nowhere.
+    assert flicker.fired.all() and (flicker.loop == 8).all()
+    assert not drift.fired.any()
+    # The same states in float32 are movement.
+    assert not run_until(
+        Rising(eps, torch.float32, returns=True), x, rule, max_loops=30
+    ).fired.any()
+
+
+def test_all_rules_of_movement_know_rounding() -> None:
+    """At the ninth state, where 8 loops are known, each scores 0; before, each its own measure."""
+    dtype, x = torch.bfloat16, torch.zeros(1, 2, dtype=torch.int64)
+    eps = torch.finfo(dtype).eps
+    model = Rising(eps, dtype, returns=True)
+    for rule in MOVEMENT_RULES:
+        (scores,) = score_loops(model, x, [rule], max_loops=12)
+        assert (scores[8:] == 0).all() and (scores[3:8] > 0).all(), rule
+    (residual,) = score_loops(model, x, [MOVEMENT_RULES[0]], max_loops=7)
+    assert residual[1:, 0].tolist() == pytest.approx([eps] * 7, rel=2 * eps)

@@ -1,0 +1,388 @@
+"""Steering: add a direction to an activation at chosen loops, project it out, or clamp it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError
+from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
+from loopinterp.interventions.base_and_source import (
+    Metric,
+    chosen_loops,
+    chosen_positions,
+    hook_place,
+    patched_component,
+)
+from loopinterp.models.protocol import describe_model, need_hooks
+from loopinterp.models.study_examples import examples_for, inputs_and_loops
+from loopinterp.tasks.task import IGNORE, describe_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import xarray as xr
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.models.addresses import Index
+    from loopinterp.tasks.task import Batch, Task
+
+Mode = Literal["add", "project", "clamp"]
+Hook = Callable[["Tensor", Any], "Tensor"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SteeringSweep(Result, kind="steering"):
+    """The result of :func:`steering_sweep`. Intervals are over examples, of controls over draws.
+
+    Arrays:
+        changed: Share of examples with an asked answer other than in the clean run.
+        effect: Mean change of the metric from the clean run.
+        control_changed: Control: the same of random directions of equal norm, each draw.
+        control_effect: Control: the change of the metric there, each draw.
+
+    Attributes:
+        metric_clean: Mean of the metric in the clean run.
+        norm: Norm of the direction.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("changed", "effect"), "loop strength estimate"),
+        **dict.fromkeys(("control_changed", "control_effect"), "loop strength draw"),
+    }
+
+    component: str
+    mode: str
+    metric: str
+    metric_clean: float
+    norm: float
+    n_examples: int
+
+    def control(self, measure: str = "changed") -> xr.DataArray:
+        """Mean of the random directions, with its 95% interval over draws."""
+        import xarray as xr
+
+        draws = self.data[f"control_{measure}"]
+        ends = mean_estimate(draws.transpose("loop", "strength", "draw").values)
+        return xr.DataArray(ends, self.data[measure].coords, dims=self.data[measure].dims)
+
+    def beyond_control(self) -> xr.DataArray:
+        """Whether more answers change than under every random direction, [loop, strength].
+
+        The low end of the interval must lie above the largest draw.
+        """
+        low = self.data["changed"].sel(estimate="low", drop=True)
+        return low > self.data["control_changed"].max("draw")
+
+
+@checked
+def steer(
+    direction: Float[Tensor, " feature"],
+    strength: float = 1.0,
+    *,
+    mode: Mode = "add",
+    head: int | None = None,
+    positions: Bool[Tensor, "#batch pos"] | None = None,
+) -> Hook:
+    r"""A hook that steers an activation x along a direction v, with :math:`u = v / \|v\|`.
+
+    .. math::
+        x' = x + s v \;\text{(add)}, \qquad x' = x - s (u \cdot x) u \;\text{(project)}, \qquad
+        x' = x + s v - (u \cdot x) u \;\text{(clamp)}
+
+    A projection of strength 1 removes the direction; a clamp gives every state the same part s v.
+
+    Args:
+        direction: As wide as the activation.
+        strength: The factor s.
+        head: Of activations of heads: the one that is steered; all if None.
+        positions: Positions that are steered; all by default.
+
+    Raises:
+        InputError: If the direction is not finite, zero, or (when the hook fires) of another width.
+
+    Example:
+        >>> x, v = torch.tensor([[[1.0, 2.0]]]), torch.tensor([0.0, 4.0])
+        >>> [steer(v, 0.5, mode=m)(x, None).tolist() for m in ("add", "project", "clamp")]
+        [[[[1.0, 4.0]]], [[[1.0, 1.0]]], [[[1.0, 2.0]]]]
+    """
+    _check_direction(direction)
+
+    def hook(x: Tensor, hook: Any = None) -> Tensor:
+        if x.shape[-1] != len(direction) or (head is not None and x.ndim != 4):
+            raise InputError(
+                "direction",
+                expected=f"the width of the activation {list(x.shape)}"
+                + " of heads" * (head is not None),
+                given=describe_tensor(direction),
+                fix="Take the direction from the same activation.",
+            )
+        v = direction.to(x)
+        new = x + strength * v if mode == "add" else _along(x, v, strength, mode)
+        inside = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if positions is not None:
+            inside = inside & positions.to(x.device)
+        inside = inside.reshape(*inside.shape, *[1] * (x.ndim - 2))  # [batch, pos, 1 (, 1)]
+        if head is not None:
+            of_head = torch.arange(x.shape[2], device=x.device) == head % x.shape[2]
+            inside = inside & of_head[:, None]  # [batch, pos, head, 1]
+        return torch.where(inside, new, x)
+
+    return hook
+
+
+def _along(x: Tensor, v: Tensor, strength: float, mode: Mode) -> Tensor:
+    unit = v / v.norm()
+    part = (x @ unit)[..., None] * unit  # the part of x along the direction, in the shape of x
+    return x - strength * part if mode == "project" else x + strength * v - part
+
+
+@checked
+@torch.no_grad()
+def mean_difference(
+    model: Any,
+    inputs: Tensor,
+    others: Tensor,
+    *,
+    hook: str,
+    n_loops: Loops,
+    positions: Bool[Tensor, "#batch pos"] | None = None,
+) -> Float[Tensor, "*feature"]:
+    """The mean activation on some inputs less that on others: a direction to steer along.
+
+    Args:
+        hook: The address of the activation, such as ``loops.3.hook_state_post``.
+        positions: Positions that count; all by default.
+
+    Returns:
+        One direction ``[feature]``; for an activation of heads, one for each ``[head, feature]``.
+    """
+    need_hooks(model)
+    means = []
+    for x in (inputs, others):
+        _, cache = model.run_with_cache(x, n_loops=n_loops, names_filter=[hook])
+        (values,) = (cache[name] for name in cache)  # [batch, pos, (head,) feature]
+        every = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+        counted = every if positions is None else every & positions.to(every.device)
+        means.append(values[counted].mean(0))
+    return means[0] - means[1]
+
+
+@torch.no_grad()
+@checked
+def steering_sweep(
+    model: Any,
+    data: Batch | Task | Tensor,
+    direction: Float[Tensor, " feature"] | Any,
+    *,
+    strengths: Annotated[Sequence[float], Field(min_length=1)] = (0.25, 0.5, 1.0, 2.0, 4.0),
+    mode: Mode = "add",
+    component: str = "state_post",
+    layer: int | None = None,
+    head: int | None = None,
+    loops: Index = None,
+    positions: str | Tensor | None = None,
+    metric: Metric | None = None,
+    n_loops: Loops | None = None,
+    n_draws: Annotated[int, Field(ge=2)] = 8,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
+) -> SteeringSweep:
+    """Steer one loop at a time at several strengths: the dose and the response.
+
+    Each run starts from the clean state before the loop that is steered. The control is a random
+    direction of the same norm, drawn ``n_draws`` times.
+
+    Args:
+        model: A ``LoopedTransformer``, or an adapter.
+        data: A batch of one T(n), a task to draw from, or inputs alone.
+        direction: A tensor, as of :func:`mean_difference`; or a fitted probe for two classes, whose
+            ``coef_`` is taken.
+        strengths, mode, head: As for :func:`steer`.
+        component: A hook point of a loop or layer (``state_post``, ``resid_pre``, ``z`` …), or the
+            full name of a hook, ``loops.3.blocks.0.hook_resid_pre``, for that place alone.
+        layer: The layer inside the block; needed if it has several.
+        loops: Loops to steer; all by default.
+        positions: None or ``"all"``, or integers ``[batch]``, one position of each example.
+        metric: From logits of all positions to a number or ``[batch]``; by default the probability
+            of the clean run's answers, mean over the asked positions.
+        n_loops: Loops of the whole run; T(n) by default, required for inputs alone.
+
+    Raises:
+        InputError: If the direction does not fit the activation, or a name is unknown.
+
+    Source: activation addition, arXiv 2308.10248; directions removed, arXiv 2406.11717.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> tokens = torch.randint(5, (8, 4), generator=torch.Generator().manual_seed(0))
+        >>> sweep = steering_sweep(
+        ...     LoopedTransformer(config), tokens, torch.ones(16), strengths=[0.0, 4.0], n_loops=3)
+        >>> sweep.data["changed"].sel(strength=0.0, estimate="value").values.tolist()
+        [0.0, 0.0, 0.0]
+    """
+    need_hooks(model)
+    direction = _check_direction(_as_direction(direction))
+    inputs, asked, n_loops = _examples(model, data, n_loops, n, batch_size, seed)
+    place = hook_place(model, component, n_loops)
+    if place is not None:
+        component, layer, loops = place.component, place.layer, [place.loop or 0]
+    target = patched_component(model, component)
+    names = _names(model, target.full, layer, n_loops)
+    where = chosen_positions(positions, inputs)[0]
+    if len(where) != 1:
+        fix = "Pass integers [batch], or None for all."
+        raise InputError("positions", expected="one choice", given=repr(positions), fix=fix)
+    chosen = chosen_loops(loops, n_loops)
+    generator = torch.Generator().manual_seed(seed)
+    about = {"study": "steering", "component": target.name, "mode": mode, "n_loops": n_loops}
+    with study(seed, **about, model=describe_model(model), n_examples=len(inputs)) as watch:
+        states = model(inputs, n_loops=n_loops, return_type="states")  # [loop, batch, pos, d]
+        runs = _Runs(model, inputs, states, asked, metric, names)
+        clean = runs.measure()
+        drawn = torch.randn(n_draws, len(direction), generator=generator).to(direction)
+        others = drawn * (direction.norm() / drawn.norm(dim=1, keepdim=True))
+        options: dict[str, Any] = {"mode": mode, "head": head, "positions": where[0]}
+        shape = len(chosen), len(strengths), 1 + n_draws
+        measured = np.empty((2, *shape, len(inputs)))
+        # Cells are [loop, strength, direction]; direction 0 is the given one.
+        for cell in track(list(np.ndindex(shape)), "steer"):
+            loop, strength, number = chosen[cell[0]], strengths[cell[1]], cell[2]
+            along = others[number - 1] if number else direction
+            measured[(slice(None), *cell)] = runs.measure(loop, steer(along, strength, **options))
+        changed, effect = measured[0], measured[1] - clean[1]
+        n_changed = changed[:, :, 0].sum(-1)
+        return SteeringSweep.of(
+            watch,
+            coords={"loop": chosen, "strength": [float(s) for s in strengths]},
+            changed=wilson_estimate(n_changed, np.full(n_changed.shape, len(inputs))),
+            effect=mean_estimate(effect[:, :, 0]),
+            control_changed=changed[:, :, 1:].mean(-1),
+            control_effect=effect[:, :, 1:].mean(-1),
+            component=target.name,
+            mode=mode,
+            metric=runs.metric_name,
+            metric_clean=float(clean[1].mean()),
+            norm=float(direction.norm()),
+            n_examples=len(inputs),
+        )
+
+
+class _Runs:
+    """The clean run and steered runs, each from the clean state before the steered loop."""
+
+    def __init__(
+        self,
+        model: Any,
+        inputs: Tensor,
+        states: Float[Tensor, "loop batch pos d_model"],
+        asked: Bool[Tensor, "batch pos"],
+        metric: Metric | None,
+        names: list[str],
+    ) -> None:
+        self._model, self._inputs, self._states, self._names = model, inputs, states, names
+        self._asked, self._metric = asked, metric
+        self._clean = model.readout(states[-1]).argmax(-1)  # [batch, pos]
+
+    @property
+    def metric_name(self) -> str:
+        if self._metric is None:
+            return "answer probability"
+        return getattr(self._metric, "__name__", type(self._metric).__name__)
+
+    def measure(self, loop: int | None = None, hook: Hook | None = None) -> np.ndarray:
+        """Whether an answer changes, and the metric, of each example, [2, batch]."""
+        if loop is None or hook is None:
+            logits = self._model.readout(self._states[-1])
+        else:
+            logits = self._model.run_with_hooks(
+                self._inputs,
+                n_loops=len(self._states) - 1,
+                start_at_loop=loop,
+                state=self._states[loop],
+                fwd_hooks=[(self._names[loop], hook)],
+            )
+        changed = ((logits.argmax(-1) != self._clean) & self._asked).any(1)
+        if self._metric is None:
+            p = logits.double().softmax(-1).gather(-1, self._clean[..., None])[..., 0]
+            metric = (p * self._asked).sum(1) / self._asked.sum(1)
+        else:
+            metric = torch.as_tensor(self._metric(logits)).double().expand(len(logits))
+        return torch.stack([changed.double(), metric]).cpu().numpy()
+
+
+def _examples(
+    model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
+) -> tuple[Tensor, Bool[Tensor, "batch pos"], int]:
+    """Inputs, positions whose answers count, and loops."""
+    if isinstance(data, torch.Tensor):
+        inputs, n_loops = inputs_and_loops(model, data, n_loops)
+        return inputs, torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device), n_loops
+    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
+    ends = batch.n_loops.unique().tolist()
+    if n_loops is None and len(ends) > 1:
+        got, fix = (
+            f"numbers from {ends[0]} to {ends[-1]}",
+            "Draw them with one n, or pass n_loops=.",
+        )
+        expected = "examples with one required number of loops"
+        raise InputError("data", expected=expected, given=got, fix=fix)
+    asked = batch.targets != IGNORE
+    if not asked.any(1).all():
+        fix = "Pass the inputs alone to count all positions."
+        expected = "an asked position in each example"
+        raise InputError("data", expected=expected, given="examples without any", fix=fix)
+    return batch.inputs, asked, ends[0] if n_loops is None else n_loops
+
+
+def _names(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:
+    """The hook at each loop."""
+    names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
+    if len(names) != n_loops:
+        most = model.site_map.n_layers - 1
+        expected, fix = (
+            f"a layer from 0 to {most}",
+            f"Pass layer={most}, or a component of the loop.",
+        )
+        raise InputError("layer", expected=expected, given=str(layer), fix=fix)
+    return names
+
+
+def _as_direction(given: Any) -> Any:
+    """The coefficients of a probe, else what was given."""
+    coefficients = getattr(given, "coef_", None)
+    if coefficients is None:
+        return given
+    rows = torch.as_tensor(coefficients)
+    if rows.ndim != 2 or len(rows) != 1:
+        raise InputError(
+            "direction",
+            expected="a probe of one cell and two classes, with coef_ [1, feature]",
+            given=f"coef_ {list(rows.shape)}",
+            fix="Pass one row of it, or the difference of two: probe.coef_[..., 1, :].",
+        )
+    return rows[0]
+
+
+def _check_direction(direction: Any) -> Tensor:
+    vector = isinstance(direction, torch.Tensor) and direction.ndim == 1
+    if not vector or not direction.is_floating_point() or not 0 < float(direction.norm()) < np.inf:
+        raise InputError(
+            "direction",
+            expected="floats [feature], finite and not all zero",
+            given=describe_tensor(direction) if vector else type(direction).__name__,
+            fix="Pass a row of a probe, or a difference of means.",
+        )
+    return direction
