@@ -25,8 +25,10 @@ from analyses.train_ouro_small import N_LOOPS, build
 from loopinterp.adapters import adapt
 from loopinterp.edges import EdgeStudy, edge_study
 from loopinterp.figures import heatmap_panels
+from loopinterp.tasks import IGNORE
 
 HOPS, TOP = 8, 10
+METHODS = ("exact", "eap_ig", "edge_ig")
 EDGES, CIRCUITS = "ouro_small_edges.csv", "ouro_small_circuits.csv"
 PAGE, PICTURE = PAGES / "results/ouro-small-edges.md", PAGES / "pictures/ouro-small-edges.png"
 
@@ -38,9 +40,10 @@ def study(folder: Path, seed: int, n: int) -> EdgeStudy:
     batch = fresh(HOPS, 4 * n)
     base, source = batch[: 2 * n], batch[2 * n :]
     rows = (base.targets[:, -1] != source.targets[:, -1]).nonzero()[:n, 0]
-    return edge_study(adapt(published.eval()), base[rows], source[rows], n_loops=N_LOOPS, split=True,
-                      methods=("exact", "eap_ig", "edge_ig"), n_steps=10, unrolled_exact=True,
-                      threshold=0.01, curve_points=2, seed=seed)  # fmt: skip
+    asked = base.targets[rows] != IGNORE  # the last position
+    return edge_study(adapt(published.eval()), base.inputs[rows], source.inputs[rows],
+                      n_loops=N_LOOPS, split=True, methods=METHODS, n_steps=10, scored=asked,
+                      unrolled_exact=True, threshold=0.01, curve_points=2, seed=seed)  # fmt: skip
 
 
 def measured(seed: int, result: EdgeStudy) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -58,7 +61,9 @@ def measured(seed: int, result: EdgeStudy) -> tuple[pd.DataFrame, pd.DataFrame]:
 def by_loop(edges: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Size of each tied edge at each loop that reads it, largest sum first."""
     exact = edges[(edges["seed"] == seed) & (edges["score"] == "exact")].copy()
-    ends = {end: exact[end].str.extract(r"(?:(\d):)?(?:block\.)?(.*)") for end in ("sender", "receiver")}
+    ends = {
+        end: exact[end].str.extract(r"(?:(\d):)?(?:block\.)?(.*)") for end in ("sender", "receiver")
+    }
     loop = ends["receiver"][0].astype(float).fillna(N_LOOPS - 1)
     lag = (loop - ends["sender"][0].astype(float)).fillna(0).clip(upper=2)
     words = lag.map({0: "", 1: ", 1 loop back", 2: ", 2 or 3 loops back"})
@@ -77,7 +82,9 @@ def tables(edges: pd.DataFrame, circuits: pd.DataFrame) -> dict[str, str]:
                 shown = f"{share:.0%}" if share else " / ".join(f"{x:.0f}" for x in here["kept"])
                 rows.append([graph, score, shown, *(f"{x:.2f}" for x in here["faithfulness"])])
     seeds = sorted(edges["seed"].unique())
-    return {"ouro-circuits": table(["graph", "edges by", "edges", *(f"seed {s}" for s in seeds)], rows)}
+    return {
+        "ouro-circuits": table(["graph", "edges by", "edges", *(f"seed {s}" for s in seeds)], rows)
+    }
 
 
 def picture(edges: pd.DataFrame) -> bytes:

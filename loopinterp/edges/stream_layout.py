@@ -71,28 +71,37 @@ def layout_of(
         InputError: If a layer has no separate heads and MLP.
     """
     if not isinstance(model, SiteMap):
-        n_layers = {"prelude": model.n_prelude, "block": model.n_layers, "coda": model.n_coda}
-        parts = {section: ((HEADS, MLP),) * n for section, n in n_layers.items()}
-        sizes = {"d_model": model.d_model, "n_heads": model.n_heads, "n_ctx": model.n_ctx}
-        return StreamLayout(**parts, **sizes, n_neurons=model.mlp_width)
+        return StreamLayout(
+            d_model=model.d_model,
+            n_heads=model.n_heads,
+            prelude=((HEADS, MLP),) * model.n_prelude,
+            block=((HEADS, MLP),) * model.n_layers,
+            coda=((HEADS, MLP),) * model.n_coda,
+            n_neurons=model.mlp_width,
+            n_ctx=model.n_ctx,
+        )
     sections = {"prelude": model.prelude, "block": model.block, "coda": model.coda}
     for section, layers in sections.items():
         for k, sites in enumerate(layers):
             _need_parts(f"{section}.{k}", sites)
     if not model.block:
         raise _unplaced("a loop without layers")
-    parts = {name: [[HEADS, MLP] for _ in layers] for name, layers in sections.items()}
+    prelude, block, coda = (
+        [[*_written(sites)] if stream_norms == "nodes" else [HEADS, MLP] for sites in layers]
+        for layers in sections.values()
+    )
     if stream_norms == "nodes":
-        parts = {name: [[*_written(x)] for x in layers] for name, layers in sections.items()}
-        parts["block"][0][:0] = norms_in(model.opening)
-        parts["block"][-1] += norms_in(model.closing)
-        if parts["coda"]:  # else they belong to the readout
-            parts["coda"][0][:0] = norms_in(model.entry)
+        block[0][:0] = norms_in(model.opening)
+        block[-1] += norms_in(model.closing)
+        if coda:  # else they belong to the readout
+            coda[0][:0] = norms_in(model.entry)
     return StreamLayout(
         d_model=model.d_model,
         n_heads=model.n_heads,
         slots=SLOTS if "attn.hook_gate" in model.block[0] else SLOTS[:3],
-        **{name: tuple(map(tuple, layers)) for name, layers in parts.items()},
+        prelude=tuple(map(tuple, prelude)),
+        block=tuple(map(tuple, block)),
+        coda=tuple(map(tuple, coda)),
     )
 
 
