@@ -1,12 +1,9 @@
 """The circuit of eight hops in a small trained Ouro: which edges carry the answer, at which loops.
 
-    python -m analyses.train_ouro_small          # the weights, once
-    python -m analyses.ouro_small_edges          # some ten minutes on one core
+    python -m analyses.train_ouro_small      # the weights, once
+    python -m analyses.ouro_small_edges      # some six minutes a seed on one core
 
-Base and source ask for eight hops in two random sequences. Effects and circuits come from
-``edge_study``; what was measured is kept in analyses/results/ouro_small_edges.csv and
-ouro_small_circuits.csv, and goes into docs/results/ouro-small-edges.md. ``--page`` writes the page
-and its picture from the files alone.
+Base and source are random sequences that ask for eight hops.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-import torch
 from safetensors.torch import load_file
 
 from analyses.ouro_small_results import fresh
@@ -27,10 +23,9 @@ from loopinterp.edges import EdgeStudy, edge_study
 from loopinterp.figures import heatmap_panels
 from loopinterp.tasks import IGNORE
 
-HOPS, TOP = 8, 10
-METHODS = ("exact", "eap_ig", "edge_ig")
-EDGES, CIRCUITS = "ouro_small_edges.csv", "ouro_small_circuits.csv"
-PAGE, PICTURE = PAGES / "results/ouro-small-edges.md", PAGES / "pictures/ouro-small-edges.png"
+HOPS, SHOWN = 8, 10  # hops asked for; edges of each seed in the picture
+SCORES, SHARES = ("exact", "eap_ig", "random"), (0.02, 0.05, 0.1, 0.2, 0.5)
+FILES, PAGE = ("ouro_small_edges.csv", "ouro_small_circuits.csv"), "results/ouro-small-edges.md"
 
 
 def study(folder: Path, seed: int, n: int) -> EdgeStudy:
@@ -40,69 +35,65 @@ def study(folder: Path, seed: int, n: int) -> EdgeStudy:
     batch = fresh(HOPS, 4 * n)
     base, source = batch[: 2 * n], batch[2 * n :]
     rows = (base.targets[:, -1] != source.targets[:, -1]).nonzero()[:n, 0]
-    asked = base.targets[rows] != IGNORE  # the last position
     return edge_study(adapt(published.eval()), base.inputs[rows], source.inputs[rows],
-                      n_loops=N_LOOPS, split=True, methods=METHODS, n_steps=10, scored=asked,
-                      unrolled_exact=True, threshold=0.01, curve_points=2, seed=seed)  # fmt: skip
+                      n_loops=N_LOOPS, split=True, methods=SCORES[:2], n_steps=30, curve_points=2,
+                      unrolled_exact=True, scored=base.targets[rows] != IGNORE, threshold=0.01,
+                      seed=seed)  # fmt: skip
 
 
 def measured(seed: int, result: EdgeStudy) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The effect of every edge of the run; and the faithfulness of circuits."""
-    edges = result.to_dataframe("effect", "size").dropna()
-    edges = edges[edges["score"].isin(["exact", "eap_ig", "edge_ig"])].assign(seed=seed)
-    circuits = result.to_dataframe("faithfulness").assign(seed=seed)
-    n_kept, n_tied = int(result.data["pruned"].sum()), int(result.data["pruned"].count())
-    pruned = {"pruned": result.pruned_faithfulness, "random": result.random_faithfulness}
-    rows = [{"graph": "pruned", "score": name, "share": n_kept / n_tied, "faithfulness": f,
-             "seed": seed, "kept": n_kept} for name, f in pruned.items()]  # fmt: skip
-    return edges, pd.concat([circuits, pd.DataFrame(rows)])
+    edges = result.to_dataframe("effect", "size").dropna().query("score == 'exact'")
+    f = [result.pruned_faithfulness, result.random_faithfulness]
+    pruned = pd.DataFrame({"score": ["pruned", "random"], "faithfulness": f, "graph": "pruned"})
+    pruned["share"] = float(result.data["pruned"].mean())
+    circuits = pd.concat([result.to_dataframe("faithfulness"), pruned])
+    return edges.assign(seed=seed), circuits.assign(seed=seed)
 
 
-def by_loop(edges: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Size of each tied edge at each loop that reads it, largest sum first."""
-    exact = edges[(edges["seed"] == seed) & (edges["score"] == "exact")].copy()
-    ends = {
-        end: exact[end].str.extract(r"(?:(\d):)?(?:block\.)?(.*)") for end in ("sender", "receiver")
-    }
-    loop = ends["receiver"][0].astype(float).fillna(N_LOOPS - 1)
-    lag = (loop - ends["sender"][0].astype(float)).fillna(0).clip(upper=2)
-    words = lag.map({0: "", 1: ", 1 loop back", 2: ", 2 or 3 loops back"})
-    exact["edge"] = ends["sender"][1] + " → " + ends["receiver"][1] + words
-    exact["loop"] = loop.astype(int) + 1
-    wide = exact.pivot_table(index="edge", columns="loop", values="size", aggfunc="sum")
-    return wide.loc[wide.sum(axis=1).sort_values(ascending=False).index]
+def by_loop(edges: pd.DataFrame) -> pd.DataFrame:
+    """Effect of each tied edge at the loops (from 1) that read it, largest sum first."""
+    names = r"(?:(?P<loop>\d):)?(?:block\.)?(?P<name>.*)"
+    sender, reader = edges["sender"].str.extract(names), edges["receiver"].str.extract(names)
+    loop = reader["loop"].fillna(N_LOOPS - 1).astype(int)  # the readout's is the last
+    lag = (loop - sender["loop"].fillna(loop).astype(int)).clip(upper=2)
+    words = lag.map({0: "", 1: " (1 loop later)", 2: " (2 or 3 loops later)"})
+    found = edges.assign(loop=loop + 1, edge=sender["name"] + " → " + reader["name"] + words)
+    wide = found.pivot_table(index="edge", columns="loop", values="size", aggfunc="sum")
+    return wide.loc[wide.sum(axis=1).sort_values(ascending=False, kind="stable").index]
 
 
-def tables(edges: pd.DataFrame, circuits: pd.DataFrame) -> dict[str, str]:
-    rows = []
-    for (graph, score), each in circuits.groupby(["graph", "score"], sort=False):
-        for share in sorted(each["share"].unique()) if graph != "pruned" else [None]:
-            if share in (None, 0.02, 0.05, 0.1, 0.2):
-                here = each if share is None else each[each["share"] == share]
-                shown = f"{share:.0%}" if share else " / ".join(f"{x:.0f}" for x in here["kept"])
-                rows.append([graph, score, shown, *(f"{x:.2f}" for x in here["faithfulness"])])
-    seeds = sorted(edges["seed"].unique())
-    return {
-        "ouro-circuits": table(["graph", "edges by", "edges", *(f"seed {s}" for s in seeds)], rows)
-    }
+def as_tables(circuits: pd.DataFrame) -> dict[str, str]:
+    f = circuits.set_index(["graph", "share", "seed", "score"])["faithfulness"]
+    columns = [(seed, score) for seed in (0, 1) for score in SCORES]
+    rows = [[f"{graph}, {share:.0%}", *(f"{f[(graph, share, *column)]:.2f}" for column in columns)]
+            for graph in ("unrolled", "tied") for share in SHARES]  # fmt: skip
+    return {"ouro-circuits": table(["kept", *(f"seed {s}: {score}" for s, score in columns)], rows)}
 
 
 def picture(edges: pd.DataFrame) -> bytes:
-    panels = {f"seed {s}": by_loop(edges, s).head(TOP) for s in sorted(edges["seed"].unique())}
+    """The strongest edges of either seed, by the loop that reads them."""
+    tables = {f"seed {seed}": by_loop(each) for seed, each in edges.groupby("seed")}
+    names = list(dict.fromkeys(x for wide in tables.values() for x in wide.index[:SHOWN]))
+    panels = {k: x.loc[names].stack(future_stack=True).to_xarray() for k, x in tables.items()}
+    drawn = heatmap_panels(panels, value_title="effect", x_title="loop of the reader", y_title="",
+                           scale="mass", value_range=(0, 1))  # fmt: skip
     with StillPictures() as pictures:
-        drawn = {}
-        for name, wide in panels.items():
-            values = wide.stack(future_stack=True).to_xarray()
-            drawn[name] = values
-        return pictures.draw(heatmap_panels(drawn, value_title="effect"), width=900, height=420)
+        return pictures.draw(drawn, width=900, height=520)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The circuit of p-hop in a small Ouro.")
     parser.add_argument("--runs", type=Path, default=Path("runs/ouro-small"))
-    parser.add_argument("--pairs", type=int, default=32)
-    parser.add_argument("--page", action="store_true", help="write the page from the files alone")
-    args = parser.parse_args()
+    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--page", action="store_true", help="write the page from the files")
+    if not (args := parser.parse_args()).page:
+        parts = [measured(seed, study(args.runs, seed, args.pairs)) for seed in (0, 1)]
+        for file, rows in zip(FILES, map(pd.concat, zip(*parts))):
+            rows.to_csv(RESULTS / file, index=False, float_format="%.4f")
+    edges, circuits = (pd.read_csv(RESULTS / file) for file in FILES)
+    rewrite(PAGES / PAGE, as_tables(circuits))
+    (PAGES / "pictures/ouro-small-edges.png").write_bytes(picture(edges))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ ELSEWHERE = (
     "reduced_models",
     "decompiling_benchmark",
     "trained_albert",
-    *("ouro_small_results", "train_ouro_small"),
+    *("ouro_small_edges", "ouro_small_results", "train_ouro_small"),
 )
 """With tests of their own, here or in a file of their name."""
 
