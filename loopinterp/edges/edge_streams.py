@@ -38,11 +38,16 @@ class Streams:
         if weights is not None:
             is_edge = graph.edges.to(weights.device)
             weights = weights * (is_edge if weights.dim() == 2 else is_edge[..., None])
+            if graph.groups is not None:
+                # [sender, group(, batch)]: no sender has edges to two receivers of a group.
+                shape = len(weights), int(graph.groups.max()) + 1, *weights.shape[2:]
+                weights = weights.new_zeros(shape).index_add(1, graph.groups, weights)
             if weights.requires_grad:
-                # Each receiver has its own gradient, and so its own row.
-                row_of, self._weights = torch.arange(n), weights
+                # Each receiver, or group, has its own gradient, and so its own row.
+                row_of, self._weights = torch.arange(weights.shape[1]), weights
             else:
                 self._weights, row_of = _distinct(weights)
+            row_of = row_of if graph.groups is None else row_of[graph.groups]
         self._n_rows = int(row_of.max()) + 1
         self._row: dict[tuple[int, str], int] = dict(zip(graph.receivers, row_of.tolist()))
         # The last stage at which each row is read.

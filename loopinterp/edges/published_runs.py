@@ -254,7 +254,7 @@ def graph_of_model(
             if bool(((streams - own).abs() > limit).any()):
                 raise _unread(f"other logits {name} edges replaced")
         if stream_norms == "nodes":
-            graph.edges &= runs[0].direct()
+            graph.restrict(runs[0].direct())
     return graph
 
 

@@ -135,12 +135,29 @@ class UnrolledGraph(ShortRepr):
         write_stage = torch.tensor([sender.stage for sender in self.senders])
         # A receiver sees every sender of an earlier stage.
         self.edges: Bool[Tensor, "sender receiver"] = write_stage[:, None] < self.read_stages
+        self.groups: Int[Tensor, " receiver"] | None = None
+        """Receivers that may share a stream, as no sender has edges to two of a group."""
 
     def __repr__(self) -> str:
         return (
             f"<UnrolledGraph: {self.n_loops} loops, {len(self.senders)} senders, "
             f"{len(self.receivers)} receivers, {int(self.edges.sum())} edges>"
         )
+
+    def restrict(self, edges: Bool[Tensor, "sender receiver"]) -> None:
+        """Keep these edges alone, and group the receivers: each joins the first group it can."""
+        self.edges = self.edges & edges
+        heard = torch.zeros(len(self.senders), 0, dtype=torch.bool)  # senders of each group
+        numbers = []
+        for column in self.edges.T:
+            free = (~(heard & column[:, None]).any(0)).nonzero()
+            numbers.append(int(free[0]) if len(free) else heard.shape[1])
+            if not len(free):
+                heard = torch.cat([heard, torch.zeros_like(column)[:, None]], 1)
+            heard[:, numbers[-1]] |= column
+        # In the order of their last reading, as streams are dropped.
+        order = {number: k for k, number in enumerate(dict.fromkeys(reversed(numbers)))}
+        self.groups = torch.tensor([len(order) - 1 - order[number] for number in numbers])
 
     def senders_named(self, names: str | Iterable[str], what: str = "senders") -> list[int]:
         """Numbers of senders; a name without a loop stands for all loops.
