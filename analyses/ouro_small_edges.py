@@ -55,8 +55,8 @@ def by_loop(edges: pd.DataFrame) -> pd.DataFrame:
     """Effect of each tied edge at the loops (from 1) that read it, largest sum first."""
     names = r"(?:(?P<loop>\d):)?(?:block\.)?(?P<name>.*)"
     sender, reader = edges["sender"].str.extract(names), edges["receiver"].str.extract(names)
-    loop = reader["loop"].fillna(N_LOOPS - 1).astype(int)  # the readout's is the last
-    lag = (loop - sender["loop"].fillna(loop).astype(int)).clip(upper=2)
+    loop = reader["loop"].astype(float).fillna(N_LOOPS - 1).astype(int)  # the readout's: the last
+    lag = (loop - sender["loop"].astype(float).fillna(loop)).clip(upper=2)
     words = lag.map({0: "", 1: " (1 loop later)", 2: " (2 or 3 loops later)"})
     found = edges.assign(loop=loop + 1, edge=sender["name"] + " → " + reader["name"] + words)
     wide = found.pivot_table(index="edge", columns="loop", values="size", aggfunc="sum")
