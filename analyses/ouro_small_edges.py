@@ -64,9 +64,9 @@ def by_loop(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_tables(circuits: pd.DataFrame) -> dict[str, str]:
-    f = circuits.set_index(["graph", "share", "seed", "score"])["faithfulness"]
+    f = circuits.set_index(["graph", "share", "seed", "score"])["faithfulness"].round(2) + 0
     columns = [(seed, score) for seed in (0, 1) for score in SCORES]
-    rows = [[f"{graph}, {share:.0%}", *(f"{round(f[(graph, share, *at)], 2) + 0:.2f}" for at in columns)]
+    rows = [[f"{graph}, {share:.0%}", *(f"{f[(graph, share, *at)]:.2f}" for at in columns)]
             for graph in ("unrolled", "tied") for share in SHARES]  # fmt: skip
     return {"ouro-circuits": table(["kept", *(f"seed {s}: {score}" for s, score in columns)], rows)}
 

@@ -161,7 +161,6 @@ def graph_of_pairs(
     elif model.device.type != "cpu":
         actual, fix = f"one on {model.device}", "Pass model.cpu()."
     elif not isinstance(model, LoopedTransformer):
-        need_plain(model, "runs of edges")
         graph = graph_of_model(model, base, source, n_loops, stream_norms, **options)
         return graph, base, source, scored
     elif stream_norms == "nodes":

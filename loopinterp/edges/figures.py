@@ -71,7 +71,7 @@ def _(result: EdgeStudy) -> list[Figure]:
             "The base's run with another input's values on all edges but those of highest score: "
             "1 is the model's own metric, 0 that of the other input."
         ),
-        control=f"Edges chosen by {', '.join(name for name in names if name in CONTROLS)}.",
+        control=f"Edges at random{' and by norms' if 'magnitude' in names else ''}.",
         data=result.areas(),
     )
     return [scores, faithfulness, *([_circuit(result)] if result.tied_edges() else [])]

@@ -245,7 +245,9 @@ def graph_of_model(
             (logits, _), (_, values) = (run() for run in runs)
             every = graph.edges.to(values.dtype)
             pairs = [(logits, base), (runs[0](every, values)[0], source)]
-        except (KeyError, ValueError, IndexError, StopIteration, RuntimeError) as error:
+        except InputError:
+            raise
+        except (KeyError, ValueError, StopIteration, RuntimeError) as error:
             raise _unread("taps that a layer does not pass in this order") from error
         for name, (streams, inputs) in zip(("without", "with all"), pairs):
             own = model(inputs[:1], n_loops=n_loops)
