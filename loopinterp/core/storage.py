@@ -1,8 +1,8 @@
 """Files written in one step (temporary name, flush, rename), and locks.
 
 Arrays and weights are safetensors, the rest is JSON; no pickle is written or read. A safetensors
-file written here holds its own SHA-256, which every reading checks; files from elsewhere are read
-without it. A lock ends with the process that holds it.
+file written here holds its own SHA-256, which every reading checks; files from elsewhere, and large
+ones, are read without it. A lock ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,25 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
     Temporary files left by killed writes of this file are removed.
     """
-    path = Path(path)
+    with _replacing(Path(path)) as (handle, _), os.fdopen(os.dup(handle), "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[tuple[int, Path]]:
+    """A temporary file, open and locked, that replaces a file when the block ends well."""
     prefix = _temporary_prefix(path.name)
     with _writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent, prefix)
         handle, temporary = _open_temporary(path.parent, prefix)
     try:
-        with _writing_to(path, "file"), os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with _writing_to(path, "file"):
+            yield handle, temporary
+            os.fsync(handle)
             os.replace(temporary, path)
     finally:
+        os.close(handle)
         temporary.unlink(missing_ok=True)
 
 
@@ -160,6 +166,14 @@ def write_tensors(
 
     contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
     write_bytes(path, _seal(save(contiguous), metadata or {}))
+
+
+def write_large_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """As :func:`write_tensors`, without the digest: nothing is copied in memory."""
+    from safetensors.torch import save_file
+
+    with _replacing(Path(path)) as (_, temporary):
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:

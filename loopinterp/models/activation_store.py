@@ -26,7 +26,12 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, HookError, InputError, unknown_name
 from loopinterp.core.progress import track
 from loopinterp.core.results import config_hash
-from loopinterp.core.storage import digest_tensors, read_json_object, write_json, write_tensors
+from loopinterp.core.storage import (
+    digest_tensors,
+    read_json_object,
+    write_json,
+    write_large_tensors,
+)
 from loopinterp.models.generation import padded_prompts
 from loopinterp.models.protocol import describe_model, device_of
 from loopinterp.models.run import HookedRun
@@ -121,7 +126,7 @@ def store_activations(
     for k in track(todo, f"activations ({size})"):
         first, last, _ = shards[k]
         rows = range(first, last)
-        write_tensors(
+        write_large_tensors(
             folder / _file(k),
             _run(model, tokens, lengths, rows, sites, chosen, kept_as, n_loops, batch_size),
         )

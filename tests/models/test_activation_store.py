@@ -92,7 +92,7 @@ def test_a_writing_that_is_killed_goes_on_and_ends_the_same(
     whole = store_activations(model, PROMPTS, tmp_path / "whole", **options)
     n_shards = len(list((tmp_path / "whole").glob("*.safetensors")))
     assert n_shards >= 4
-    write = activation_store.write_tensors
+    write = activation_store.write_large_tensors
 
     def killed_after(n: int) -> None:
         def writing(*args: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_writing_that_is_killed_goes_on_and_ends_the_same(
             runs.append(args[0])
             write(*args)
 
-        monkeypatch.setattr(activation_store, "write_tensors", writing)
+        monkeypatch.setattr(activation_store, "write_large_tensors", writing)
 
     for n in (1, 3):
         killed_after(n)
