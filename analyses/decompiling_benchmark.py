@@ -339,7 +339,7 @@ class Subject:
                 rows.append({
                     **about, "n": n, "rank": rank,
                     **dict(zip(("clean", "clean low", "clean high"), clean)),
-                    "interchanges": int(cell["active"].sum()),
+                    "interchanges": int(cell["effective"].sum()),
                     **share._asdict(), "whole run": float(cell["whole_run"][0]),
                     "others": float(cell["others"][0]),
                 })  # fmt: skip

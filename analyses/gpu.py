@@ -40,7 +40,7 @@ BENCHMARKS = (
     "training_step",
     "seeds_together",
     "finished_examples",
-    "decoding",
+    "generation",
     "adapters",
 )
 SWEEPS = ROOT / "analyses" / "sweeps"
@@ -212,13 +212,13 @@ def _generated(model: LoopedTransformer, task: AbacusAddition, n: int, n_samples
     """Share of sums of n digits each that are wholly right as the model itself writes them."""
     import torch
 
-    from loopinterp.models import greedy_decode
+    from loopinterp.models import generate
 
     drawn = task.sample_operands(
         n, n, batch_size=n_samples, generator=torch.Generator().manual_seed(n)
     )
     prompts, lengths = task.prompt_of(drawn.inputs.to(model.device))
-    said = greedy_decode(
+    said = generate(
         model,
         prompts,
         n_loops=model.config.n_loops,

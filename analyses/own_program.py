@@ -238,7 +238,7 @@ def followed(comparison: ProgramComparison) -> pd.DataFrame:
     for states in ("states: that a run reaches", "states: that no run reaches"):
         at = data.sel(stratum=states)
         table[states] = at["whole_run"].sel(estimate="value")
-        table[f"{states}, pairs"] = at["whole_run_active"]
+        table[f"{states}, pairs"] = at["whole_run_effective"]
     return pd.DataFrame({k: v.values for k, v in table.items()}, index=data.program).round(2)
 
 

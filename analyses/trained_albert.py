@@ -30,6 +30,7 @@ from loopinterp.models import bind
 from loopinterp.probing import probe_study, with_random_weights
 
 LAST, KEPT = 300, 150  # loops of a run; the orbit is what comes after the second number
+AHEAD = (100, 300)  # loops after a change between which its phase is measured
 PROBED = (0, 2, 5, 8, 11, 12, 15, 19, 23)  # loops of the table, from 0 on
 SITES = ("hook_attn_out", "ln1_post.hook_normalized", "hook_mlp_out", "ln2_post.hook_normalized")
 
@@ -106,7 +107,7 @@ def parts(every: int) -> pd.DataFrame:
 
 
 def shifts(every: int) -> pd.DataFrame:
-    """The phase 100 to 300 loops after a change of the state, against the run without it."""
+    """The phase in loops AHEAD after a change of the state, against the run without it."""
     model, rows = load_published("kokoro-plbert"), []
     generator = torch.Generator().manual_seed(0)
     for k, tokens in enumerate(texts(every)):
@@ -119,9 +120,9 @@ def shifts(every: int) -> pd.DataFrame:
             starts[f"mean {ahead}"] = h + later.mean(0) - h.mean(0)  # the rest stays
             starts[f"rest {ahead}"] = later + h.mean(0) - later.mean(0)  # the mean stays
             starts[f"all {ahead}"] = later
-        runs = model(tokens.expand(len(starts), -1), n_loops=LAST + 300, start_at_loop=LAST,
+        runs = model(tokens.expand(len(starts), -1), n_loops=LAST + AHEAD[1], start_at_loop=LAST,
                      state=torch.stack([*starts.values()]), return_type="states")  # fmt: skip
-        late = runs[101:].unbind(1)
+        late = runs[AHEAD[0] + 1 :].unbind(1)
         period = find_rotation(late[0]).period
         turn = torch.exp(-2j * math.pi / period * torch.arange(len(late[0])))
         first, *_ = waves = [((x - x.mean(0)).flatten(1).T + 0j) @ turn for x in late]

@@ -23,7 +23,7 @@ from loopinterp import comparison, dynamics, edges, interventions, lenses, model
 from loopinterp.adapters import adapt
 from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, generate
 from loopinterp.tasks import Addition, Batch
 from loopinterp.training import Trainer, TrainingConfig
 from loopinterp.training.seeds_together import advance_together, read
@@ -103,8 +103,8 @@ def test_runs_hooks_caches_and_decoding(device: torch.device, kind: str) -> None
     for loops, by_cache in ((ends.clamp(max=2), True), (2, False)):
         theirs = loops.to(device) if isinstance(loops, Tensor) else loops
         options: dict[str, Any] = {"max_new_tokens": 3, "stop_token": 1, "use_cache": by_cache}
-        answer = greedy_decode(there, moved, n_loops=theirs, **options)
-        assert torch.equal(answer.cpu(), greedy_decode(here, inputs, n_loops=loops, **options))
+        answer = generate(there, moved, n_loops=theirs, **options)
+        assert torch.equal(answer.cpu(), generate(here, inputs, n_loops=loops, **options))
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -119,8 +119,8 @@ def test_published_models_run_where_their_weights_are(device: torch.device, kind
     for name in every:
         same(cached[name], every[name])
     if here.config.causal:
-        answer = greedy_decode(there, moved, n_loops=2, max_new_tokens=3)
-        assert torch.equal(answer.cpu(), greedy_decode(here, inputs, n_loops=2, max_new_tokens=3))
+        answer = generate(there, moved, n_loops=2, max_new_tokens=3)
+        assert torch.equal(answer.cpu(), generate(here, inputs, n_loops=2, max_new_tokens=3))
     if KINDS[kind].halts:
         loops = [
             models.run_until(

@@ -421,9 +421,9 @@ def in_reading_order(results: Iterable[Result]) -> list[Finding]:
     """Findings of results: verdicts first, then in the order of the report."""
     from loopinterp.pages.sections import SECTIONS
 
-    order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
+    order = {key: place for place, key in enumerate(["verdict", *(s.key for s in SECTIONS)])}
     findings = [finding for result in results for finding in result.findings()]
-    return sorted(findings, key=lambda finding: order.get(finding.kind, len(order)))
+    return sorted(findings, key=lambda finding: order.get(finding.section, len(order)))
 
 
 @checked

@@ -235,7 +235,7 @@ def evaluate(
     loops: Annotated[
         str, Option(metavar="N,N,...", help="Also after these numbers of loops, at any length.")
     ] = "",
-    samples: Annotated[int, Option(min=1, help="Examples for each length.")] = 300,
+    samples: Annotated[int, Option(min=1, help="Examples for each length and distribution.")] = 300,
     seed: StudySeed = 0,
     device: Device = "auto",
     threads: Threads = 1,

@@ -28,16 +28,17 @@ REACHED, UNREACHED = "that a run reaches", "that no run reaches"
 def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
     """Counts behind the estimates and verdicts, over several models.
 
-    Only effective pairs whose source has other values count. Axes as in
+    Only effective pairs whose source has other values count: at that delay an answer of the model
+    or of the program changes, so that their number differs between programs. Axes as in
     :class:`~loopinterp.comparison.ProgramComparison`:
 
-    - [program, stratum, delay]: ``right`` of ``active`` pairs; ``nothing_right``: the program
+    - [program, stratum, delay]: ``right`` of ``effective`` pairs; ``nothing_right``: the program
       predicts no change;
-    - [program, stratum]: ``run_right`` of ``run_active`` pairs, at every delay; all ``pairs``;
-    - [program, delay]: ``prefix_right`` of ``prefix_active`` pairs, right up to this delay;
+    - [program, stratum]: ``run_right`` of ``run_effective`` pairs, at every delay; all ``pairs``;
+    - [program, delay]: ``prefix_right`` of ``prefix_effective`` pairs, right up to this delay;
     - [program, rival, delay]: ``duel_right`` of the pairs that set two programs ``apart``;
-    - [program]: of ``random_active`` runs with a predicted change, ``random_right`` after a random
-      perturbation of equal norm, ``interchange_right`` after the interchange;
+    - [program]: of ``random_effective`` runs with a predicted change, ``random_right`` after a
+      random perturbation of equal norm, ``interchange_right`` after the interchange;
     - ``unchanged`` of ``n_same`` runs with a same-value source;
     - of ``n_runs`` clean runs, by program: ``undisturbed`` (sum of shares of loops), ``slipped``
       (some loop differs), ``decided`` (share of answers), ``worst_loop`` (share at the worst loop
@@ -52,12 +53,15 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
     for each, classes in zip(evidence, _classes(evidence)):
         kind = each.strata[KIND].to_numpy()
         same, other = (each.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
-        reached = other.reached.transpose("program", "pair").values
+        on_distribution = other.on_distribution.transpose("program", "pair").values
         masks = {  # [program, pair]
-            ALL: np.ones_like(reached),
-            f"{MANIFOLD}: {REACHED}": reached,
-            f"{MANIFOLD}: {UNREACHED}": ~reached,
-            **{str(k): np.broadcast_to(x.to_numpy(), reached.shape) for k, x in classes.items()},
+            ALL: np.ones_like(on_distribution),
+            f"{MANIFOLD}: {REACHED}": on_distribution,
+            f"{MANIFOLD}: {UNREACHED}": ~on_distribution,
+            **{
+                str(k): np.broadcast_to(x.to_numpy(), on_distribution.shape)
+                for k, x in classes.items()
+            },
         }
         arrays = {
             **_pair_counts(other, np.stack(list(masks.values())), n_delays),
@@ -98,20 +102,20 @@ def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
         return wilson_estimate(counts[successes], counts[trials], independent=counts[inputs])
 
     return {
-        "iia": share("right", "active", "active_inputs"),
-        "active": counts.active,
-        "no_interchange": counts.nothing_right / counts.active.where(counts.active > 0),
-        "whole_run": share("run_right", "run_active", "run_inputs"),
-        "whole_run_active": counts.run_active,
+        "iia": share("right", "effective", "effective_inputs"),
+        "effective": counts.effective,
+        "no_interchange": counts.nothing_right / counts.effective.where(counts.effective > 0),
+        "whole_run": share("run_right", "run_effective", "run_inputs"),
+        "whole_run_effective": counts.run_effective,
         "whole_run_inputs": counts.run_inputs,
-        "followed": share("prefix_right", "prefix_active", "prefix_inputs"),
+        "followed": share("prefix_right", "prefix_effective", "prefix_inputs"),
         "pairs": counts.pairs,
         # A run's loops are alike, so that intervals count runs.
         "undisturbed": wilson_estimate(counts.undisturbed, counts.n_runs.values[:, None]),
         "decided": counts.decided,
         "alike": counts.alike,
-        "random_change": share("random_right", "random_active", "random_inputs"),
-        "specific": share("interchange_right", "random_active", "random_inputs"),
+        "random_change": share("random_right", "random_effective", "random_inputs"),
+        "specific": share("interchange_right", "random_effective", "random_inputs"),
         "same_value": share("unchanged", "n_same", "same_inputs"),
         **_duels(counts.drop_sel(delay=END)),
     }
@@ -170,24 +174,24 @@ def _pair_counts(
     # [program, pair, delay]: effective up to a delay; a run that has ended is no evidence later.
     so_far = by_delay((effective.cumsum(-1) > 0) & within)
     right_so_far = by_delay((within & ~agree).cumsum(-1) == 0)
-    active, separating = by_delay(effective), by_delay(separated)
+    at_delay, separating = by_delay(effective), by_delay(separated)
     arrays = {
         "right": ("program stratum delay", by_stratum(by_delay(effective & agree))),
-        "active": ("program stratum delay", by_stratum(active)),
-        "active_inputs": ("program stratum delay", inputs_by_stratum(active)),
+        "effective": ("program stratum delay", by_stratum(at_delay)),
+        "effective_inputs": ("program stratum delay", inputs_by_stratum(at_delay)),
         "nothing_right": ("program stratum delay", by_stratum(by_delay(effective & ~changes))),
         "run_right": ("program stratum", by_stratum(ever & right)),
-        "run_active": ("program stratum", by_stratum(ever)),
+        "run_effective": ("program stratum", by_stratum(ever)),
         "run_inputs": ("program stratum", inputs_by_stratum(ever)),
         "prefix_right": ("program delay", (so_far & right_so_far).sum(1)),
-        "prefix_active": ("program delay", so_far.sum(1)),
+        "prefix_effective": ("program delay", so_far.sum(1)),
         "prefix_inputs": ("program delay", _inputs(so_far, base, 1)),
         "duel_right": ("program rival delay", by_delay(separated & agree[:, None]).sum(2)),
         "apart": ("program rival delay", separating.sum(2)),
         "apart_inputs": ("program rival delay", _inputs(separating, base, 2)),
         "random_right": ("program", (predicted & random_right).sum(1)),
         "interchange_right": ("program", (predicted & right).sum(1)),
-        "random_active": ("program", predicted.sum(1)),
+        "random_effective": ("program", predicted.sum(1)),
         "random_inputs": ("program", _inputs(predicted, base, 1)),
     }
     return {name: (axes.split(), array) for name, (axes, array) in arrays.items()}

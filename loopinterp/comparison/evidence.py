@@ -59,7 +59,7 @@ class Evidence(ShortRepr):
     - [program, pair, delay]: ``changes``, whether the program predicts a change; ``agree``, whether
       the model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
     - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;
-    - [program, pair]: ``reached``, whether the program's state is on-distribution;
+    - [program, pair]: ``on_distribution``, whether some loop of the clean run has the state;
     - [program, input], of clean runs: ``undisturbed``, share of loops with the program's whole
       answer; ``decided``, share of answers that it decides;
     - [batch, …]: ``worst_loop``, share of inputs at the worst loop; ``alike``, whether two programs
@@ -176,8 +176,8 @@ def _best_offset(
         prediction = Prediction(program, pairs, option, trace=trace, steps=delays - 1)
         claims = prediction.claims(natural)
         # Whole answers right, of effective interchanges [pair, delay].
-        active = run.within[chosen, :delays] & (moves[:, None] | claims.changes)
-        score = float(claims.agree(after)[active].double().mean().nan_to_num(1.0))
+        effective = run.within[chosen, :delays] & (moves[:, None] | claims.changes)
+        score = float(claims.agree(after)[effective].double().mean().nan_to_num(1.0))
         if score > best_score + clearly:
             best, best_score = option, score
     return best
@@ -241,7 +241,10 @@ def _after_interchange(
 
     return {
         "base": ("pair", pairs.base[rows]),
-        "reached": ("program pair", torch.stack([_reached(p)[rows] for p in predictions])),
+        "on_distribution": (
+            "program pair",
+            torch.stack([_on_distribution(p)[rows] for p in predictions]),
+        ),
         "within": ("pair delay", within[rows]),
         "moves": ("pair delay", (moves & within)[rows]),
         "changes": ("program pair delay", by_program([c.changes for c in claims])),
@@ -251,30 +254,30 @@ def _after_interchange(
     }
 
 
-def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
+def _on_distribution(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the clean base run reaches the program's state right after each interchange.
 
     Tokens are part of the state, so only this run can reach it, possibly at another loop.
     """
     pairs, variables = prediction.pairs, prediction.trace.variables
-    reached = torch.zeros_like(pairs.base, dtype=torch.bool)
+    on_distribution = torch.zeros_like(pairs.base, dtype=torch.bool)
 
-    def on_distribution(rows: Any, state: Mapping[str, Tensor]) -> Bool[Tensor, " some"]:
+    def in_clean_run(rows: Any, state: Mapping[str, Tensor]) -> Bool[Tensor, " some"]:
         # Every variable at every position is equal [loop, pair], at some loop.
         equal = [(variables[n][:, pairs.base[rows]] == x).all(-1) for n, x in state.items()]
         return torch.stack(equal).all(0).any(0)
 
     for start in range(0, len(pairs), 64):  # each compares all loops of a run
         rows = slice(start, start + 64)
-        reached[rows] = on_distribution(rows, prediction.state(rows))
+        on_distribution[rows] = in_clean_run(rows, prediction.state(rows))
     if pairs.second is not None:  # then both states must be reached
-        for rows in (pairs.second.made & reached).nonzero().squeeze(1).split(64):
+        for rows in (pairs.second.made & on_distribution).nonzero().squeeze(1).split(64):
             if len(rows):
                 delay, each = (pairs.second.loop - pairs.loop)[rows], torch.arange(len(rows))
                 later = prediction.after(rows).variables
                 state = {name: values[delay, each] for name, values in later.items()}
-                reached[rows] = on_distribution(rows, state)
-    return reached
+                on_distribution[rows] = in_clean_run(rows, state)
+    return on_distribution
 
 
 def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:

@@ -48,7 +48,9 @@ def _comparison_findings(result: ProgramComparison) -> list[Finding]:
     each = {name: (v, result.data.sel(model=name)) for name, v in result.verdicts.items()}
     texts = {name: headline(v, data) for name, (v, data) in each.items()}
     text = " ".join(f"{name}: {t}" if several else t for name, t in texts.items())
-    findings = [Finding(text, kind="verdict", value=value, good=bool(verdict.identified) or None)]
+    findings = [
+        Finding(text, section="verdict", value=value, good=bool(verdict.identified) or None)
+    ]
     programs = result.data["program"].values.tolist()
     for name, (v, data) in each.items():
         offset = result.alignments[name][programs.index(v.closest)]
@@ -84,7 +86,7 @@ def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
     parts = []
     for label, kind in _KINDS.items():
         at = data.sel(stratum=f"{MANIFOLD}: {label}")
-        n = int(at["whole_run_active"])
+        n = int(at["whole_run_effective"])
         if not n:
             continue
         share, _, high = at["whole_run"].values
@@ -117,8 +119,10 @@ def _comparison_figures(result: ProgramComparison) -> list[Figure]:
 
 
 def _early(data: xr.Dataset, most: int = 24) -> xr.Dataset:
-    active = data["active"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
-    delays = active.index[active > 0][:most]
+    effective = (
+        data["effective"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
+    )
+    delays = effective.index[effective > 0][:most]
     return data.sel(delay=delays).assign_coords(delay=delays.astype(int))
 
 
@@ -149,11 +153,11 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
         caption=(
             "Top: share of interventions predicted at every delay up to this one. Below: share "
             "predicted at this delay, of those effective there (closest program: "
-            f"{int(first['active'][0])} at delay 0, {int(first['active'][-1])} at the last). "
+            f"{int(first['effective'][0])} at delay 0, {int(first['effective'][-1])} at the last). "
             "The order of programs may differ. Bands: 95% intervals."
         ),
         control="No interchange: share of the closest program's interventions with no change.",
-        data=tidy(data[["followed", "iia", "active", "no_interchange"]].sel(stratum=ALL)),
+        data=tidy(data[["followed", "iia", "effective", "no_interchange"]].sel(stratum=ALL)),
     )
 
 
@@ -165,7 +169,7 @@ def _misses(data: xr.Dataset, program: str) -> Figure:
     cells = cells.assign_coords(stratum=[s.removeprefix(f"{prefix}: ") for s in strata])
     panels = {
         "share predicted": cells["iia"].sel(estimate="value"),
-        "interventions, of the most": cells["active"] / max(int(cells["active"].max()), 1),
+        "interventions, of the most": cells["effective"] / max(int(cells["effective"].max()), 1),
     }
     axes: dict[str, Any] = {"x_title": _DELAYS, "y_title": "token at the position"}
     return Figure(
@@ -177,7 +181,7 @@ def _misses(data: xr.Dataset, program: str) -> Figure:
             "would have to differ."
         ),
         control="Right: how many interventions are effective. A cell without any is empty.",
-        data=tidy(data.sel(program=[program], stratum=strata)[["iia", "active"]]),
+        data=tidy(data.sel(program=[program], stratum=strata)[["iia", "effective"]]),
     )
 
 
@@ -201,14 +205,14 @@ def _overall(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> F
             "intervals are indistinguishable."
         ),
         control="A random perturbation of equal norm, where the program predicts a change.",
-        data=tidy(data[["whole_run", "whole_run_active"]]),
+        data=tidy(data[["whole_run", "whole_run_effective"]]),
     )
 
 
 def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure:
     at = data.sel(program=program)
-    active = at["whole_run_active"].to_series()
-    strata = [s for s in active.index[active > 0] if s not in _strata(data, BOTH)]
+    effective = at["whole_run_effective"].to_series()
+    strata = [s for s in effective.index[effective > 0] if s not in _strata(data, BOTH)]
     words = {f"{MANIFOLD}: {label}": f"state: {kind}" for label, kind in _KINDS.items()}
     names = [words.get(s, s) for s in strata]
     whole_run = at["whole_run"].sel(stratum=strata).assign_coords(stratum=names)
@@ -228,7 +232,7 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
             "On-distribution: the program's clean run passes through the state after the "
             "interchange. Off-distribution states are reached by interventions only."
         ),
-        data=tidy(data.sel(program=[program])[["whole_run", "whole_run_active"]]),
+        data=tidy(data.sel(program=[program])[["whole_run", "whole_run_effective"]]),
     )
 
 

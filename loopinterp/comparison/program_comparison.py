@@ -46,9 +46,9 @@ class ProgramComparison(Result, kind="program-comparison"):
     is ``"all"`` or ``"CLASS: LABEL"``. Shares are of effective interventions; intervals count
     inputs.
 
-    - ``iia``: share of ``active`` pairs whose whole answer is predicted; ``no_interchange``: where
-      predicting no change is right;
-    - ``whole_run``: share predicted at every delay, of ``whole_run_active`` pairs on
+    - ``iia``: share of ``effective`` pairs whose whole answer is predicted; ``no_interchange``:
+      where predicting no change is right;
+    - ``whole_run``: share predicted at every delay, of ``whole_run_effective`` pairs on
       ``whole_run_inputs`` inputs; ``followed``: at every delay up to this one;
     - ``pairs``: all pairs of a stratum, effective or not;
     - ``undisturbed``: share of loops of clean runs whose whole answer is the program's;
@@ -69,10 +69,10 @@ class ProgramComparison(Result, kind="program-comparison"):
 
     VARIABLES: ClassVar = {
         "iia": "model program stratum delay estimate",
-        "active": "model program stratum delay",
+        "effective": "model program stratum delay",
         "no_interchange": "model program stratum delay",
         "whole_run": "model program stratum estimate",
-        "whole_run_active": "model program stratum",
+        "whole_run_effective": "model program stratum",
         "whole_run_inputs": "model program stratum",
         "followed": "model program delay estimate",
         "pairs": "model program stratum",

@@ -181,7 +181,7 @@ class Reduction(Result, kind="reduction"):
 
     Arrays of ``data``, over pairs in which an answer of the model or of the reduced one changes:
 
-    - ``accuracy``: share of equal whole answers at each delay (``active`` pairs, of ``inputs``
+    - ``accuracy``: share of equal whole answers at each delay (``effective`` pairs, of ``inputs``
       different inputs);
     - ``whole_run``: at all delays;
     - ``others``: the same for the model that keeps all directions *but* these;
@@ -194,7 +194,7 @@ class Reduction(Result, kind="reduction"):
 
     VARIABLES: ClassVar = {
         "accuracy": "kind n rank delay estimate",
-        "active": "kind n rank delay",
+        "effective": "kind n rank delay",
         "inputs": "kind n rank delay",
         "whole_run": "kind n rank estimate",
         "others": "kind n rank estimate",
@@ -219,12 +219,12 @@ class Reduction(Result, kind="reduction"):
         weakest = []
         for kind, n in product(at["kind"].values, at["n"].values):
             cell = at.sel(kind=kind, n=n)
-            last = int(cell["active"].values.nonzero()[0].max(initial=0))
+            last = int(cell["effective"].values.nonzero()[0].max(initial=0))
             cell = cell.isel(delay=slice(last + 1))  # shorter runs end before longer ones
-            active, inputs = cell["active"].values, cell["inputs"].values
-            right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
+            effective, inputs = cell["effective"].values, cell["inputs"].values
+            right = cell["accuracy"].sel(estimate="value").fillna(0).values * effective
             # With fewer inputs of a delay that is judged by itself, one error weighs too much.
-            shares = delay_shares(right, active, inputs, ENOUGH, least_alone=18)
+            shares = delay_shares(right, effective, inputs, ENOUGH, least_alone=18)
             weakest += [Weakest(str(kind), int(n), share) for share in shares]
         return weakest
 
@@ -318,7 +318,7 @@ def reduction_study(
                     reduced
                 )
                 others[:, b, r] = rest[1]
-        right, active, inputs = counts
+        right, effective, inputs = counts
         return Reduction.of(
             watch,
             coords={
@@ -327,8 +327,8 @@ def reduction_study(
                 "rank": kept_ranks,
                 "delay": [*range(longest + 1)],
             },
-            accuracy=wilson_estimate(right, active, independent=inputs),
-            active=active,
+            accuracy=wilson_estimate(right, effective, independent=inputs),
+            effective=effective,
             inputs=inputs,
             whole_run=whole_runs,
             others=others,

@@ -135,7 +135,7 @@ def decide(
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
     programs: list[str] = counts.program.values.tolist()
-    rates = (counts.run_right / counts.run_active).sel(stratum=ALL)
+    rates = (counts.run_right / counts.run_effective).sel(stratum=ALL)
     closest = str(rates.fillna(-1).idxmax("program").item())
     its = counts.sel(program=closest)
     unseparated = [q for q in programs if q != closest and not its.apart.sel(rival=q).any()]
@@ -152,13 +152,13 @@ def decide(
     ends = dict(zip(programs, _whole_run(counts.sel(stratum=ALL))))
     overlapping = [q for q in programs if q in unseparated or ends[q][2] >= ends[closest][1]]
     # Late delays at which few interchanges are effective do not end it; a clear failure does.
-    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
+    so_far = wilson_estimate(its.prefix_right, its.prefix_effective, independent=its.prefix_inputs)
     every = its.sel(stratum=ALL)
-    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
+    there = wilson_estimate(every.right, every.effective, independent=every.effective_inputs)
     followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     tested = its.run_inputs.where(its.run_inputs > 0, drop=True)
-    n = int(every.run_active)
-    unreached = its.run_active.reindex(stratum=[f"{MANIFOLD}: {UNREACHED}"])
+    n = int(every.run_effective)
+    unreached = its.run_effective.reindex(stratum=[f"{MANIFOLD}: {UNREACHED}"])
     return Verdict(
         identified=None if reasons else closest,
         closest=closest,
@@ -184,30 +184,34 @@ def _reason(code: ReasonCode, **values: Any) -> Reason:
 
 def _whole_run(its: xr.Dataset) -> np.ndarray:
     """Whole-run accuracy [stratum, (value, low, high)]."""
-    return wilson_estimate(its.run_right, its.run_active, independent=its.run_inputs)
+    return wilson_estimate(its.run_right, its.run_effective, independent=its.run_inputs)
 
 
 def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
     every = its.sel(stratum=ALL)
-    right, active, inputs = every.right.values, every.active.values, every.active_inputs.values
+    right, effective, inputs = (
+        every.right.values,
+        every.effective.values,
+        every.effective_inputs.values,
+    )
     failed: list[DelayShare] = []
-    for share in delay_shares(right, active, inputs, threshold):  # groups come first
+    for share in delay_shares(right, effective, inputs, threshold):  # groups come first
         in_group = any(group.first <= share.first <= group.last for group in failed)
         if not share.low >= threshold and not in_group:
             failed.append(share)
-    if not active.any():
+    if not effective.any():
         yield Reason("no_effect")
     elif failed:
         first, last, value, low, *_ = min(failed)
         n = sum(share.last - share.first + 1 for share in failed)
-        where = {"first": first, "last": last, "failed": n, "delays": len(active)}
+        where = {"first": first, "last": last, "failed": n, "delays": len(effective)}
         yield _reason("delay", value=value, low=low, **where)
     worse = []
     for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
         name = str(its.stratum.values[k])
         enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
         if (enough and not low >= threshold) or high < threshold:
-            worse.append((high, value, low, name, int(its.run_active[k])))
+            worse.append((high, value, low, name, int(its.run_effective[k])))
     if worse:
         # The worst is the one that is surely low, not the one with the fewest pairs.
         _, value, low, name, n = min(worse)
@@ -221,7 +225,7 @@ def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
         worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
         yield _reason("clean_runs", value=value, low=low, **worst)
     every = its.sel(stratum=ALL)
-    n, exceptions = int(every.run_active), int(every.run_active - every.run_right)
+    n, exceptions = int(every.run_effective), int(every.run_effective - every.run_right)
     clean = wilson_estimate(its.slipped, its.n_runs)
     low = wilson_estimate(exceptions, n, independent=every.run_inputs)[1]  # NaN without runs
     if not its.slipped and exceptions:
@@ -229,7 +233,7 @@ def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
     elif its.slipped and low > clean[2]:
         yield _reason("exceptions", exceptions=exceptions, runs=n, value=clean[0])
     # An open answer is never wrong, so a program that leaves most open predicts nothing.
-    if 2 * (decided := int(its.random_active)) < n:
+    if 2 * (decided := int(its.random_effective)) < n:
         yield _reason("silent", decided=decided, effective=n)
 
 
@@ -251,8 +255,8 @@ def _fails_against_rivals(
 
 
 def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
-    if its.random_active:
-        trials = {"trials": its.random_active, "independent": its.random_inputs}
+    if its.random_effective:
+        trials = {"trials": its.random_effective, "independent": its.random_inputs}
         random = wilson_estimate(its.random_right, **trials)
         if not wilson_estimate(its.interchange_right, **trials)[1] > random[2]:
             yield _reason("random_change", value=random[0])
@@ -300,7 +304,7 @@ def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[in
 
 def delay_shares(
     right: np.ndarray,
-    active: np.ndarray,
+    effective: np.ndarray,
     inputs: np.ndarray,
     threshold: float,
     *,
@@ -309,7 +313,7 @@ def delay_shares(
     """Shares at pooled delays (:func:`delay_groups`), and at single ones that clearly fail.
 
     Args:
-        right: Right pairs at each delay, of ``active`` ones.
+        right: Right pairs at each delay, of ``effective`` ones.
         least_alone: Least inputs of a delay listed by itself.
     """
     shares = []
@@ -317,11 +321,11 @@ def delay_shares(
         part = slice(first, last + 1)
         most = inputs[part].max()
         # Pairs add up over delays; inputs may be the same ones, so the best delay counts.
-        share = wilson_estimate(right[part].sum(), active[part].sum(), independent=most)
+        share = wilson_estimate(right[part].sum(), effective[part].sum(), independent=most)
         value, low, high = share.tolist()
         shares.append(DelayShare(first, last, value, low, high, int(most)))
     grouped = {share[:2] for share in shares}
-    each = wilson_estimate(right, active, independent=inputs).tolist()
+    each = wilson_estimate(right, effective, independent=inputs).tolist()
     for delay, (value, low, high) in enumerate(each):
         if inputs[delay] >= least_alone and high < threshold and (delay, delay) not in grouped:
             shares.append(DelayShare(delay, delay, value, low, high, int(inputs[delay])))

@@ -42,7 +42,7 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
     """The verdict on one model, with off-distribution interventions."""
     name, n_programs = plain(verdict.closest), data.sizes["program"]
     best = data.sel(program=verdict.closest, stratum=ALL)
-    n = int(best.whole_run_active)
+    n = int(best.whole_run_effective)
     if not n:
         return "No program can be identified: no interchange changes an answer."
     of = f"of {n} interventions on {int(best.whole_run_inputs)} inputs"
@@ -60,8 +60,8 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
             at = data.sel(program=candidates, stratum=ALL)
             rates = at.whole_run.sel(estimate="value").values
             # What counts as effective depends on the program, so that numbers differ a little.
-            most = int(at.whole_run_active.max())
-            upto = "up to " if int(at.whole_run_active.min()) < most else ""
+            most = int(at.whole_run_effective.max())
+            upto = "up to " if int(at.whole_run_effective.min()) < most else ""
             best_few = _NUMBERS.get(len(candidates), len(candidates))
             names = f", {quoted(candidates)}," if len(candidates) <= 3 else ""
             text += (

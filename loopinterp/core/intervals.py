@@ -45,7 +45,8 @@ def wilson_estimate(
     n_trials = np.asarray(trials, dtype=float)
     n_trials = np.where(n_trials > 0, n_trials, np.nan)
     share = np.asarray(successes, dtype=float) / n_trials
-    n = n_trials if independent is None else np.minimum(independent, n_trials)
+    # Arrays with named axes would be aligned at every operation below.
+    n = n_trials if independent is None else np.minimum(np.asarray(independent), n_trials)
     middle = share + z**2 / (2 * n)
     half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     low, high = (end / (1 + z**2 / n) for end in (middle - half, middle + half))

@@ -156,7 +156,7 @@ class Finding:
 
     Attributes:
         text: A whole sentence that someone new to the field understands.
-        kind: The report section, as in :attr:`Figure.section`, or ``"verdict"`` (shown first).
+        section: The report section, as in :attr:`Figure.section`, or ``"verdict"`` (shown first).
         value: Its one number or name, formatted ("1.00", "loop 17"), or "".
         good: Whether this is desirable; None where that has no meaning.
         label: A few words for the value, as a heading.
@@ -164,7 +164,7 @@ class Finding:
 
     text: str
     _: KW_ONLY
-    kind: str = ""
+    section: str = ""
     value: str = ""
     good: bool | None = None
     label: str = ""
@@ -267,7 +267,7 @@ class Result:
     def findings(self) -> list[Finding]:
         """The findings of this result, the most important first."""
         section = _import_figures(type(self))
-        return [dataclasses.replace(f, kind=f.kind or section) for f in findings_of(self)]
+        return [dataclasses.replace(f, section=f.section or section) for f in findings_of(self)]
 
     def show(self) -> None:
         """Print the findings, and show the figures."""

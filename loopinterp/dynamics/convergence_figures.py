@@ -42,7 +42,9 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
         first, *others = findings(result)
         note = rounding_note(result)
         return (
-            [first, *others] if note is None else [first, replace(note, kind=first.kind), *others]
+            [first, *others]
+            if note is None
+            else [first, replace(note, section=first.section), *others]
         )
 
     return with_note

@@ -53,8 +53,8 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     note = _answers_in_float32(result)
     good = None if result.decided_by_rounding() else good
     return [
-        Finding(text, kind="convergence", value=value, good=good),
-        *([] if note is None else [replace(note, kind="convergence")]),
+        Finding(text, section="convergence", value=value, good=good),
+        *([] if note is None else [replace(note, section="convergence")]),
     ]
 
 
@@ -122,7 +122,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
     times = frozen[frozen >= 0]
     if not len(times):
         text = f"None of the {len(frozen)} heads freezes its pattern within {result.n_loops} loops."
-        return [Finding(text, kind="attention", value="no head freezes")]
+        return [Finding(text, section="attention", value="no head freezes")]
     first, last = times.min(), times.max()
     span = f"loop {last}" if first == last else f"loops {first} to {last}"
     moving = len(frozen) - len(times)
@@ -131,7 +131,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
         f"pattern by at most {percent(FROZEN)} of its largest change."
     )
     value = f"{len(times)} of {len(frozen)} heads freeze" if moving else f"frozen by {span}"
-    return [Finding(text, kind="attention", value=value)]
+    return [Finding(text, section="attention", value=value)]
 
 
 @figures_of.register

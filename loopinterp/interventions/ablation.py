@@ -47,7 +47,7 @@ CONTROL, _REFERENCE = "control_", "reference_"
 NEEDED, IDLE = "needed", "idle"
 Role = Literal["information", "constant", "needed", "idle", "unclear"]
 
-LINE = 0.01
+NEEDED_SHARE = 0.01
 """A part is needed if at least this share of examples surely change their answers without it."""
 
 Kind = Literal["zero", "mean", "resample"]
@@ -93,10 +93,10 @@ class AblationStudy(Result, kind="ablation"):
         """Whether each part is needed, by kind of ablation, at the widest span of loops.
 
         The measure is the share of examples whose answers change (1 - agreement), at the position
-        with the largest share. The part is ``needed`` if the 95% interval begins at :data:`LINE` or
-        above, ``idle`` if the share is 0, else ``unclear``. It is ``specific`` if noise surely
-        changes fewer answers. Noise does not decide the need, because in a fragile model it changes
-        as many answers.
+        with the largest share. The part is ``needed`` if the 95% interval begins at
+        :data:`NEEDED_SHARE` or above, ``idle`` if the share is 0, else ``unclear``. It is
+        ``specific`` if noise surely changes fewer answers. Noise does not decide the need, because
+        in a fragile model it changes as many answers.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
@@ -111,7 +111,7 @@ class AblationStudy(Result, kind="ablation"):
             cell = cell.isel(pos=int(cell["agreement"].sel(estimate="value").values.argmin()))
             agreement, low, high = cell["agreement"].values
             noise, noise_low, _ = cell[CONTROL + "agreement"].values
-            need = IDLE if agreement == 1 else NEEDED if 1 - high >= LINE else "unclear"
+            need = IDLE if agreement == 1 else NEEDED if 1 - high >= NEEDED_SHARE else "unclear"
             rows.append({
                 "part": str(part), "ablation": str(kind),
                 "changed": 1 - agreement, "low": 1 - high, "high": 1 - low, "noise": 1 - noise,

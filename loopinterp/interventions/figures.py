@@ -20,7 +20,7 @@ from loopinterp.figures import (
     line_figure,
     line_panels,
 )
-from loopinterp.interventions.ablation import CONTROL, LINE, AblationStudy, Role
+from loopinterp.interventions.ablation import CONTROL, NEEDED_SHARE, AblationStudy, Role
 from loopinterp.interventions.ablation import MEASURES as ABLATION_MEASURES
 from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
@@ -186,7 +186,7 @@ def _(result: AblationStudy) -> list[Finding]:
         text += "surely changes"
     else:
         text = f"None of {n} parts is needed: no {kind} ablation {at} surely changes"
-    text += f" the answers of {percent(LINE)} of examples or more."
+    text += f" the answers of {percent(NEEDED_SHARE)} of examples or more."
     for role, words in (
         ("constant", "Needed as a constant only"),
         ("unclear", "Unclear"),

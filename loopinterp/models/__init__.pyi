@@ -1,3 +1,5 @@
+from .activation_store import ActivationStore as ActivationStore
+from .activation_store import store_activations as store_activations
 from .attribution import for_logit_attribution as for_logit_attribution
 from .cache import LoopedCache as LoopedCache
 from .config import LoopedTransformerConfig as LoopedTransformerConfig
@@ -7,7 +9,8 @@ from .conversion import convert_model as convert_model
 from .conversion import first_difference as first_difference
 from .conversion import fold_final_norm as fold_final_norm
 from .conversion import fold_vocabulary as fold_vocabulary
-from .decoding import greedy_decode as greedy_decode
+from .generation import generate as generate
+from .generation import generate_with_cache as generate_with_cache
 from .iteration import Iteration as Iteration
 from .iteration import bind as bind
 from .iteration import iterate as iterate
@@ -22,6 +25,7 @@ from .run_inputs import LoopRule as LoopRule
 from .stopped_run import LoopView as LoopView
 from .stopped_run import Stopped as Stopped
 from .stopped_run import StoppingRule as StoppingRule
+from .stopped_run import run_frozen as run_frozen
 from .stopped_run import run_rules as run_rules
 from .stopped_run import run_until as run_until
 from .stopping import STOPPING_RULES as STOPPING_RULES

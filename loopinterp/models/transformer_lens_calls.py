@@ -5,6 +5,7 @@ There is no tokenizer: tokens are numbers, and text is refused.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -160,10 +161,11 @@ class TransformerLensCalls(nn.Module):
             raise InputError("token", expected=expected, given=number, fix=fix)
         return places[0 if mode == "first" else -1]
 
-    def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: use :func:`~loopinterp.models.greedy_decode`."""
-        fix = "Use loopinterp.models.greedy_decode(model, tokens, n_loops=…, max_new_tokens=…)."
-        raise InputError("generate", expected="a number of loops", given="none", fix=fix)
+    def generate(self, prompts: Any, **options: Any) -> Tensor:
+        """:func:`~loopinterp.models.generate` with this model."""
+        # By name, as generation stands on the models.
+        generation = importlib.import_module("loopinterp.models.generation")
+        return generation.generate(self, prompts, **options)
 
 
 class Absent:
@@ -181,7 +183,7 @@ def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise on the first option that this package lacks."""
     instead = {  # of options whose absence alone would change the numbers
         "attention_mask": "Leave padding out, or run examples of each length by themselves.",
-        "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
+        "past_kv_cache": "Use model.generate, which keeps keys and values.",
         "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
     }
     for name, value in options.items():

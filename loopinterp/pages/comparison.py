@@ -153,7 +153,7 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
     """Findings with a number or name, run by run, in the order of the report."""
     table = tables["findings"]
     measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}
-    table = table[(table["value"] != "") & (table["kind"] != "verdict")]
+    table = table[(table["value"] != "") & (table["section"] != "verdict")]
     order = {section.key: k for k, section in enumerate(SECTIONS)}
     titles = {section.key: section.short or section.title for section in SECTIONS}
     # By place of the section, result, title and number: the cell of each run.
@@ -162,8 +162,8 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
     for line in table.itertuples():
         repeated = (str(line.run), str(line.result), str(line.label))
         seen[repeated] = number = seen.get(repeated, 0) + 1
-        title = str(line.label) or titles.get(str(line.kind), str(line.kind))
-        key = (order.get(str(line.kind), len(order)), str(line.result), title, number)
+        title = str(line.label) or titles.get(str(line.section), str(line.section))
+        key = (order.get(str(line.section), len(order)), str(line.result), title, number)
         good = None if line.good is None else bool(line.good)
         cell = Cell(str(line.value), good, str(line.text))
         cells_of.setdefault(key, {})[str(line.run)] = cell

@@ -176,7 +176,7 @@ class Exploration(Result, kind="exploration"):
 def _(result: Exploration) -> list[Finding]:
     """The question, the first example solved by hand, and when the model solves it."""
     task = " ".join(text for text in (result.asks, result.by_hand) if text)
-    findings = [Finding(task, kind="explorer")] if task else []
+    findings = [Finding(task, section="explorer")] if task else []
     reader = {
         "coda": "The model",
         "logit": "The logit lens (final norm and unembedding, a coda left out)",
@@ -188,7 +188,10 @@ def _(result: Exploration) -> list[Finding]:
     n_loops, loop = int(first["n_loops"]), int(first["asked_after"])
     is_asked = (first["target"] >= 0).values
     if not is_asked.any():
-        return [*findings, Finding(f"{reader} reads the state after each loop.", kind="explorer")]
+        return [
+            *findings,
+            Finding(f"{reader} reads the state after each loop.", section="explorer"),
+        ]
     # [loop, pos], at the positions that are asked about
     right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, is_asked]
     n_asked, all_right, after = int(is_asked.sum()), right.all(1), right.sum(1)
@@ -204,7 +207,7 @@ def _(result: Exploration) -> list[Finding]:
         text = f"{start}, and {after[loop]} after {loop}, when it is scored: this one is wrong."
     else:
         text = f"{start}, and {after[-1]} after {n_loops} (scored after {loop})."
-    return [*findings, Finding(text, kind="explorer")]
+    return [*findings, Finding(text, section="explorer")]
 
 
 SHARE = 65535

@@ -460,7 +460,7 @@ def _of_several(compared: Any) -> Fact:
 def _verdict(compared: Any) -> Fact:
     verdict, several = compared.verdict, compared.data.sizes["program"] > 1
     data = compared.data.sel(stratum="all").isel(model=0)
-    n_runs = int(data["whole_run_active"].sel(program=verdict.closest))
+    n_runs = int(data["whole_run_effective"].sel(program=verdict.closest))
     if not n_runs:
         return Fact(Topic.PROGRAM, Code.NO_EFFECT, None)
     shares = data["whole_run"].sel(estimate="value")

@@ -232,11 +232,11 @@ def _view(
         return key not in known if section is OTHER else key == section.key
 
     # The study that gives a verdict comes first, like the section's own.
-    verdicts = {one.name: [f for f in one.findings if f.kind == "verdict"] for one in shown}
+    verdicts = {one.name: [f for f in one.findings if f.section == "verdict"] for one in shown}
     shown = sorted(shown, key=lambda one: one.name != section.key and not verdicts[one.name])
     numbers, parts = itertools.count(1), []
     for one in shown:
-        findings = [f for f in one.findings if belongs(f.kind)]
+        findings = [f for f in one.findings if belongs(f.section)]
         figures = [f for f in one.figures if belongs(f.section)]
         parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]

@@ -42,10 +42,10 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
             except Exception:  # a damaged value; the page has a sentence about it
                 continue
             for k, one in enumerate(result_findings):
-                about = (one.kind, one.label, one.value, one.good, one.text)
+                about = (one.section, one.label, one.value, one.good, one.text)
                 findings.append((run, result_name, k, *about))
         curves += _curve_rows(run, record)
-    names = ["run", "result", "number", "kind", "label", "value", "good", "text"]
+    names = ["run", "result", "number", "section", "label", "value", "good", "text"]
     # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
     return {
         "settings": pd.DataFrame(

@@ -218,12 +218,12 @@ def _(result: ProbeResult) -> list[Finding]:
     name = str(best["target"].item())
     if float(best) <= 0:
         text = f"No probe beats its best control, for any of {gain.size} variables."
-        return [Finding(text, kind=_PROGRAM, value="none")]
+        return [Finding(text, section=_PROGRAM, value="none")]
     text = (
         f"{name!r} gains most over the best control: {float(best):.2f} in accuracy "
         f"({gain.size} variables probed)."
     )
-    return [Finding(text, kind=_PROGRAM, value=name)]
+    return [Finding(text, section=_PROGRAM, value=name)]
 
 
 @figures_of.register

@@ -21,7 +21,8 @@ from loopinterp.models import (
     ResidualBelow,
     bind,
     describe_model,
-    greedy_decode,
+    generate,
+    generate_with_cache,
     iterate,
     run_rules,
     run_until,
@@ -429,9 +430,9 @@ def test_decoding_with_a_slot_for_each_loop_and_layer_is_running_the_whole_again
     prompts = [[1, 2, 3], [7], [4, 5]]
     for n_loops in (2, torch.tensor([3, 1, 2])):
         how: dict[str, Any] = {"n_loops": n_loops, "max_new_tokens": 6}
-        cached = greedy_decode(model, prompts, **how)
-        assert torch.equal(cached, greedy_decode(model, prompts, use_cache=False, **how))
-    single = greedy_decode(model, [prompts[0]], n_loops=2, max_new_tokens=6)
+        cached = generate(model, prompts, **how)
+        assert torch.equal(cached, generate(model, prompts, use_cache=False, **how))
+    single = generate(model, [prompts[0]], n_loops=2, max_new_tokens=6)
     by_hand = torch.tensor([prompts[0]])
     for _ in range(6):
         token = model(by_hand, n_loops=2)[:, -1].argmax(-1)
@@ -439,10 +440,45 @@ def test_decoding_with_a_slot_for_each_loop_and_layer_is_running_the_whole_again
     assert torch.equal(single, by_hand[:, 3:])
 
 
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_hooks_and_cache_of_a_generation_are_those_of_the_whole(name: str) -> None:
+    model, prompts = adapted(name), [[1, 2, 3], [7], [4, 5]]
+    sites = model.addresses(2).addresses.values()
+    hooked = next(a.name for a in sites if a.loop == 1 and a.kind == "residual")
+    hooks = [(hooked, lambda x, hook: 2 * x), (f"tokens.2.{hooked}", lambda x, hook: -x)]
+    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 4, "fwd_hooks": hooks}
+    new, kept = generate_with_cache(model, prompts, **options)
+    again, recomputed = generate_with_cache(model, prompts, use_cache=False, **options)
+    assert torch.equal(new, again) and set(kept) == set(recomputed)
+    for site, values in recomputed.items():
+        torch.testing.assert_close(kept[site], values, atol=1e-5, rtol=1e-5)
+    # Without the hook of one token, the cache is that of one run of the whole sequence.
+    options["fwd_hooks"] = hooks[:1]
+    new, kept = generate_with_cache(model, prompts[:1], **options)
+    tokens = torch.cat((torch.tensor(prompts[:1]), new), 1)[:, :-1]
+    with model.hooks(hooks[:1], n_loops=2):
+        whole = model.run_with_cache(tokens, n_loops=2)[1]
+    for address in sites:
+        if address.axes[-1] != "key":
+            theirs = whole[address.name].narrow(address.pos_axis or 0, 2, 4)
+            torch.testing.assert_close(kept[address.name], theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_padded_prompts_are_continued_as_single_ones(name: str) -> None:
+    model = adapted(name)
+    tokens = torch.tensor([[0, 0, 5, 1], [3, 1, 2, 4]])
+    new = generate(model, tokens, attention_mask=(tokens > 0).long(), n_loops=2, max_new_tokens=5)
+    for row, prompt in enumerate(([5, 1], [3, 1, 2, 4])):
+        single = generate(model, [prompt], n_loops=2, max_new_tokens=5)
+        assert torch.equal(new[row], single[0])
+
+
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(CAUSAL)))
 def test_what_sees_the_whole_input_does_not_go_on_with_it(name: str) -> None:
     with pytest.raises(InputError, match="causal"):
-        greedy_decode(adapted(name), [[1, 2]], n_loops=1, max_new_tokens=1)
+        generate(adapted(name), [[1, 2]], n_loops=1, max_new_tokens=1)
 
 
 # Gates and heads

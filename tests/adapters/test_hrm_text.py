@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopinterp.adapters import HRMTextAdapter, adapt
 from loopinterp.core.errors import InputError
-from loopinterp.models import greedy_decode
+from loopinterp.models import generate
 from tests.adapters.published import hrm_text
 
 
@@ -32,7 +32,7 @@ def test_a_prefix_sees_all_of_itself(n_prefix: int) -> None:
     assert torch.equal(seen, model.visible(7).expand_as(seen))
     if n_prefix > 1:
         with pytest.raises(InputError, match="causal"):
-            greedy_decode(model, [[1, 2]], n_loops=1, max_new_tokens=1)
+            generate(model, [[1, 2]], n_loops=1, max_new_tokens=1)
 
 
 def test_a_prefix_of_a_model_that_knows_none_is_refused() -> None:

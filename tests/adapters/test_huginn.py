@@ -7,7 +7,7 @@ import torch
 
 from loopinterp.adapters import adapt
 from loopinterp.core.errors import InputError
-from loopinterp.models import greedy_decode
+from loopinterp.models import generate
 from tests.adapters.published import huginn
 from tests.refusals import naming
 
@@ -57,7 +57,7 @@ def test_more_positions_than_angles_and_noise_at_each_step_are_refused() -> None
 def test_an_answer_may_fill_all_positions_that_the_model_knows(use_cache: bool) -> None:
     model = adapt(huginn.tiny())
     prompt = torch.arange(61)[None]
-    answers = greedy_decode(model, prompt, n_loops=1, max_new_tokens=4, use_cache=use_cache)
+    answers = generate(model, prompt, n_loops=1, max_new_tokens=4, use_cache=use_cache)
     assert answers.shape == (1, 4)  # 61 + 3 positions are read
     with naming("inputs"):
-        greedy_decode(model, prompt, n_loops=1, max_new_tokens=5, use_cache=use_cache)
+        generate(model, prompt, n_loops=1, max_new_tokens=5, use_cache=use_cache)

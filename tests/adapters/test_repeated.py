@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from loopinterp import dynamics, interventions, lenses
 from loopinterp.adapters import RepeatedAdapter, adapt
 from loopinterp.core.errors import HookError, InputError
-from loopinterp.models import bind, greedy_decode, iterate
+from loopinterp.models import bind, generate, iterate
 from loopinterp.tasks import Batch
 from tests.adapters.published import ouro
 
@@ -544,7 +544,7 @@ def test_causality_and_vocabulary_are_measured() -> None:
 
 def test_it_generates_by_running_the_whole_again() -> None:
     model, tokens = adapted("looped"), inputs_of("looped", 2, 4)
-    new = greedy_decode(model, tokens, n_loops=3, max_new_tokens=3)
+    new = generate(model, tokens, n_loops=3, max_new_tokens=3)
     for _ in range(3):
         tokens = torch.cat((tokens, own("looped", tokens)[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(new, tokens[:, 4:])

@@ -232,7 +232,7 @@ def test_what_is_generated_is_scored_by_the_right_sums(monkeypatch: pytest.Monke
         answer[0, 0] = (answer[0, 0] + 1) % 10
         return answer
 
-    monkeypatch.setattr(models, "greedy_decode", knowing)
+    monkeypatch.setattr(models, "generate", knowing)
     assert gpu._generated(model, task, 4, 8) == 7 / 8
 
 

@@ -19,6 +19,7 @@ pytest.importorskip("onnx", reason="needs the extra kokoro")
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "LAST", 40)
     monkeypatch.setattr(study, "KEPT", 16)
+    monkeypatch.setattr(study, "AHEAD", (10, 40))
 
 
 @pytest.mark.usefixtures("short")

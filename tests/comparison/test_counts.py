@@ -31,10 +31,10 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
     counts = count_evidence([evidence]).isel(model=0).sel(program=name)
     data = evidence.data.sel(program=name)
     n_delays = data.sizes["delay"]
-    right, active = [[0] * (n_delays + 1) for _ in range(2)]
-    prefix_right, prefix_active = [[0] * (n_delays + 1) for _ in range(2)]
-    run_right = run_active = 0
-    active_inputs, prefix_inputs = ([set() for _ in right] for _ in range(2))
+    right, effective = [[0] * (n_delays + 1) for _ in range(2)]
+    prefix_right, prefix_effective = [[0] * (n_delays + 1) for _ in range(2)]
+    run_right = run_effective = 0
+    effective_inputs, prefix_inputs = ([set() for _ in right] for _ in range(2))
     run_inputs = set()
     for pair, (_, strata) in enumerate(evidence.strata.iterrows()):
         if strata["kind"] != "other value" or label not in (None, strata["token"]):
@@ -47,23 +47,23 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
             happens, agrees = bool(at.changes or at.moves), bool(at.agree)
             happened, kept = happened or happens, kept and agrees
             for place in [delay] + [n_delays] * (delay == last):
-                active[place] += happens
+                effective[place] += happens
                 right[place] += happens and agrees
-                prefix_active[place] += happened
+                prefix_effective[place] += happened
                 prefix_right[place] += happened and kept
-                active_inputs[place] |= {int(one.base)} if happens else set()
+                effective_inputs[place] |= {int(one.base)} if happens else set()
                 prefix_inputs[place] |= {int(one.base)} if happened else set()
-        run_active += happened
+        run_effective += happened
         run_inputs |= {int(one.base)} if happened else set()
         run_right += happened and kept
     stratum = counts.sel(stratum="all" if label is None else f"token: {label}")
-    assert stratum.active.values.tolist() == active and stratum.right.values.tolist() == right
-    assert (int(stratum.run_active), int(stratum.run_right)) == (run_active, run_right)
-    assert 0 < run_right < run_active  # the three counts differ
-    assert stratum.active_inputs.values.tolist() == [len(inputs) for inputs in active_inputs]
-    assert int(stratum.run_inputs) == len(run_inputs) < run_active
+    assert stratum.effective.values.tolist() == effective and stratum.right.values.tolist() == right
+    assert (int(stratum.run_effective), int(stratum.run_right)) == (run_effective, run_right)
+    assert 0 < run_right < run_effective  # the three counts differ
+    assert stratum.effective_inputs.values.tolist() == [len(inputs) for inputs in effective_inputs]
+    assert int(stratum.run_inputs) == len(run_inputs) < run_effective
     if label is None:
-        assert counts.prefix_active.values.tolist() == prefix_active
+        assert counts.prefix_effective.values.tolist() == prefix_effective
         assert counts.prefix_right.values.tolist() == prefix_right
         assert counts.prefix_inputs.values.tolist() == [len(inputs) for inputs in prefix_inputs]
 

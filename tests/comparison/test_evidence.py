@@ -57,6 +57,6 @@ def test_a_stratum_of_one_model_is_counted_for_that_model_alone():
         return next(strategies)(model, programs, batch, generator)
 
     found = compare_programs(models, PROGRAMS, drawn(7), names=["first", "second"], pairs=in_turn)
-    active = found.data["active"].sel(stratum="own: odd", delay="end", program="ripple")
-    assert int(active.sel(model="first")) > 0 == int(active.sel(model="second"))
+    effective = found.data["effective"].sel(stratum="own: odd", delay="end", program="ripple")
+    assert int(effective.sel(model="first")) > 0 == int(effective.sel(model="second"))
     assert [v.identified for v in found.verdicts.values()] == ["ripple", "carry_save"]

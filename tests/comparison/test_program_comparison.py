@@ -248,7 +248,7 @@ def test_several_models_get_a_verdict_each():
 def test_scores_count_only_pairs_on_which_something_happens():
     result = compare_programs(compiled("ripple"), ["ripple", "latched_chain"], drawn("addition"))
     data = result.data.isel(model=0)
-    assert (data["active"] <= data["pairs"]).all()
+    assert (data["effective"] <= data["pairs"]).all()
     own = data.sel(program="ripple", stratum="all")
     # The program that is run says that something happens wherever something does.
     assert np.nanmax(own["no_interchange"]) == 0
@@ -335,7 +335,7 @@ def test_a_saved_comparison_says_and_shows_the_same(tmp_path):
     )
     again: Result = load_result(result.save(tmp_path))
     assert again.findings() == result.findings()
-    assert again.findings()[0].kind == "verdict"
+    assert again.findings()[0].section == "verdict"
     for figure in again.figures():
         assert figure.section == "program"
         assert len(figure.caption) > 60

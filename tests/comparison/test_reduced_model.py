@@ -170,10 +170,10 @@ def test_a_model_that_no_interchange_changes_keeps_nothing() -> None:
 def test_a_delay_that_clearly_fails_is_not_made_good_by_those_beside_it() -> None:
     found = reduction_study(transformer(), BATCH, ranks=(2,), pairs=16)
     data = found.data.copy(deep=True)
-    data["active"][:], data["inputs"][:], data["accuracy"][:] = 400, 100, 1.0
+    data["effective"][:], data["inputs"][:], data["accuracy"][:] = 400, 100, 1.0
     assert dataclasses.replace(found, data=data).enough == 2
     last = {"kind": "same loop", "delay": 5}
-    for name, value in (("active", 20), ("inputs", 20), ("accuracy", 0.0)):
+    for name, value in (("effective", 20), ("inputs", 20), ("accuracy", 0.0)):
         data[name].loc[last] = value
     failing = dataclasses.replace(found, data=data)
     assert failing.enough == 0
@@ -237,7 +237,7 @@ def test_answers_at_the_end_are_those_after_all_loops() -> None:
     assert len(at_end.figures()) == 1
     # An interchange is read once at the end, and at every loop from its own on else.
     first = {"delay": 0, "kind": "same loop", "n": 6, "rank": 15}
-    assert 0 < at_end.data["active"].sel(first) < by_loop.data["active"].sel(first)
+    assert 0 < at_end.data["effective"].sel(first) < by_loop.data["effective"].sel(first)
 
 
 def test_tokens_are_told_apart_in_half_precision() -> None:

@@ -20,7 +20,7 @@ BY_DELAY = ("program", "delay")
 def clear() -> xr.Dataset:
     """Two programs; the first is right everywhere, on enough pairs."""
     right = np.array([[100] * (DELAYS + 1), [100, 20, 20, 20, 20]])
-    active = np.full((2, DELAYS + 1), 100)
+    effective = np.full((2, DELAYS + 1), 100)
     apart = np.full((2, 2, DELAYS + 1), 80)
     apart[0, 0] = apart[1, 1] = 0
     duel = np.zeros((2, 2, DELAYS + 1), int)
@@ -28,11 +28,11 @@ def clear() -> xr.Dataset:
     return xr.Dataset(
         {
             "right": (("stratum", *BY_DELAY), np.stack([right] * 3)),
-            "active": (("stratum", *BY_DELAY), np.stack([active] * 3)),
+            "effective": (("stratum", *BY_DELAY), np.stack([effective] * 3)),
             "run_right": (("program", "stratum"), np.array([[100, 50, 50], [20, 10, 10]])),
-            "run_active": (("program", "stratum"), np.array([[100, 50, 50]] * 2)),
+            "run_effective": (("program", "stratum"), np.array([[100, 50, 50]] * 2)),
             "prefix_right": (BY_DELAY, right),
-            "prefix_active": (BY_DELAY, active),
+            "prefix_effective": (BY_DELAY, effective),
             "duel_right": (("program", "rival", "delay"), duel),
             "apart": (("program", "rival", "delay"), apart),
             "undisturbed": ("program", np.array([63.5, 63.5])),
@@ -42,13 +42,13 @@ def clear() -> xr.Dataset:
             "worst_loop": ("program", np.array([0.95, 0.95])),
             "random_right": ("program", np.array([0, 0])),
             "interchange_right": ("program", np.array([100, 20])),
-            "random_active": ("program", np.array([100, 100])),
+            "random_effective": ("program", np.array([100, 100])),
             "unchanged": 60,
             "n_same": 60,
             # Each pair is of another input.
-            "active_inputs": (("stratum", *BY_DELAY), np.stack([active] * 3)),
+            "effective_inputs": (("stratum", *BY_DELAY), np.stack([effective] * 3)),
             "run_inputs": (("program", "stratum"), np.array([[100, 50, 50]] * 2)),
-            "prefix_inputs": (BY_DELAY, active),
+            "prefix_inputs": (BY_DELAY, effective),
             "apart_inputs": (("program", "rival", "delay"), apart),
             "random_inputs": ("program", np.array([100, 100])),
             "same_inputs": 60,
@@ -132,20 +132,20 @@ def test_a_stratum_of_few_inputs_is_said_to_be_untested_and_does_not_decide(clea
 
 def test_many_pairs_of_few_inputs_name_nothing(clear):
     """30 of 30 have a lower end of .89, however often each is taken."""
-    for name in ("active_inputs", "run_inputs"):
+    for name in ("effective_inputs", "run_inputs"):
         assert decide(changed(clear, name, 30, stratum="all")).identified is None
     assert decide(changed(clear, "prefix_inputs", 30)).followed_for == -1
 
 
 def test_few_pairs_that_clearly_fail_do_decide(clear):
     few = {"program": "a", "stratum": "token: 1"}
-    counts = changed(changed(clear, "run_right", 2, **few), "run_active", 10, **few)
+    counts = changed(changed(clear, "run_right", 2, **few), "run_effective", 10, **few)
     assert decide(counts).identified is None
 
 
 def test_one_delay_that_fails_is_not_hidden_by_those_it_is_taken_together_with(clear):
     late = {"program": "a", "delay": "3"}
-    counts = changed(changed(clear, "right", 3, **late), "active", 10, **late)
+    counts = changed(changed(clear, "right", 3, **late), "effective", 10, **late)
     assert decide(counts).identified is None
     assert delay_groups(np.array([100, 100, 100, 10]))[-1] == (2, 3)
 
@@ -157,7 +157,7 @@ def test_delays_at_which_little_happens_are_taken_together():
 
 
 def test_where_nothing_happens_nothing_is_said(clear):
-    verdict = decide(changed(changed(clear, "active", 0), "right", 0))
+    verdict = decide(changed(changed(clear, "effective", 0), "right", 0))
     assert verdict.identified is None
     assert reason_of(verdict, "no_effect") == {}
 
@@ -208,7 +208,7 @@ def test_exceptions_must_be_no_more_than_a_model_makes_when_left_alone(clear):
 def test_a_program_that_leaves_most_open_is_not_run(clear):
     """Open answers contradict nothing, so what it does say decides nothing."""
     at = {"program": "a"}
-    counts = changed(changed(clear, "random_active", 40, **at), "interchange_right", 40, **at)
+    counts = changed(changed(clear, "random_effective", 40, **at), "interchange_right", 40, **at)
     verdict = decide(counts)
     assert verdict.identified is None
     assert reason_of(verdict, "silent") == {"decided": 40, "effective": 100}
@@ -216,7 +216,7 @@ def test_a_program_that_leaves_most_open_is_not_run(clear):
 
 def test_too_little_data_is_not_said_to_refute(clear):
     few = {"program": "a", "stratum": "all"}
-    counts = changed(changed(clear, "run_right", 20, **few), "run_active", 20, **few)
+    counts = changed(changed(clear, "run_right", 20, **few), "run_effective", 20, **few)
     verdict = decide(counts)
     assert verdict.identified is None
     assert not verdict.refuted
@@ -250,7 +250,7 @@ def test_those_that_no_pair_separates_are_listed_and_asked_for_equivalence(clear
 def test_the_share_of_interchanges_to_states_that_no_clean_run_reaches(clear):
     name = f"{MANIFOLD}: {UNREACHED}"
     counts = clear.assign_coords(stratum=["all", name, "token: 1"])
-    counts["run_active"].loc[{"stratum": name}] = 93
+    counts["run_effective"].loc[{"stratum": name}] = 93
     verdict = decide(counts)
     assert verdict.off_distribution == 0.93
     assert math.isnan(decide(clear).off_distribution)  # nothing is known of it

@@ -78,7 +78,7 @@ def test_a_delay_is_at_once_or_later():
     assert [in_loops(delay) for delay in (0, 1, 2)] == ["at once", "1 loop later", "2 loops later"]
 
 
-def arrays(shares: dict[str, float], clean: dict[str, float], active: int = 100) -> xr.Dataset:
+def arrays(shares: dict[str, float], clean: dict[str, float], effective: int = 100) -> xr.Dataset:
     """Whole-run accuracy and clean fit of some programs, as a comparison has them."""
 
     def estimate(values: dict[str, float]) -> np.ndarray:
@@ -88,7 +88,7 @@ def arrays(shares: dict[str, float], clean: dict[str, float], active: int = 100)
     return xr.Dataset(
         {
             "whole_run": (("program", "stratum", "estimate"), estimate(shares)[:, None]),
-            "whole_run_active": (("program", "stratum"), np.full((len(shares), 1), active)),
+            "whole_run_effective": (("program", "stratum"), np.full((len(shares), 1), effective)),
             "whole_run_inputs": (("program", "stratum"), np.full((len(shares), 1), 64)),
             "undisturbed": (("program", "estimate"), estimate(clean)),
         },
@@ -149,7 +149,7 @@ def test_a_verdict_says_no_more_than_the_evidence_rules_out(refuted, programs, s
 
 def test_without_an_effective_interchange_no_share_is_given():
     verdict = Verdict(identified=None, closest="a")
-    text = in_words(verdict, arrays({"a": np.nan}, {"a": 1.0}, active=0))
+    text = in_words(verdict, arrays({"a": np.nan}, {"a": 1.0}, effective=0))
     assert "nan" not in text and "%" not in text
 
 

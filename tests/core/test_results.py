@@ -252,7 +252,7 @@ def test_what_a_result_says_is_registered_from_outside(capsys: pytest.CaptureFix
             shown.append("plot")
 
     figure = Figure(title="t", plot=Plot(), caption="c")  # pyright: ignore[reportArgumentType]
-    findings_of.register(Loud, lambda result: [Finding(kind="x", text=f"a < b{result.note}")])
+    findings_of.register(Loud, lambda result: [Finding(section="x", text=f"a < b{result.note}")])
     figures_of.register(Loud, lambda result: [figure])
     plain = sample()
     loud = Loud(data=plain.data, provenance=plain.provenance, note="!")

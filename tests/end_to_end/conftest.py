@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loopinterp import benchmark, decompiler, dynamics
+from loopinterp import benchmark, comparison, decompiler, dynamics
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dearest studies in small, as their sizes are tried in the tests of their rooms.
 
     Tools are scored on one compiled model, programs are read off few exchanges, and one eigenvalue
-    and a short run say how stable a limit is.
+    and a short run say how stable a limit is, and one direction is learnt in few steps.
     """
 
     def one_model(programs: Any, **options: Any) -> Any:
@@ -26,8 +26,12 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_eigenvalue(*args: Any, **options: Any) -> Any:
         return stability(*args, **options | {"k": 1, "growth_loops": 4, "lyapunov_loops": 16})
 
+    def one_direction(*args: Any, **options: Any) -> Any:
+        return search_subspaces(*args, **options | {"ranks": (1,), "steps": 5})
+
     known_models, decompilation_study = benchmark.known_models, decompiler.decompilation_study
-    stability = dynamics.local_stability_study
+    stability, search_subspaces = dynamics.local_stability_study, comparison.search_subspaces
     monkeypatch.setattr(benchmark, "known_models", one_model)
+    monkeypatch.setattr(comparison, "search_subspaces", one_direction)
     monkeypatch.setattr(decompiler, "decompilation_study", few_exchanges)
     monkeypatch.setattr(dynamics, "local_stability_study", one_eigenvalue)

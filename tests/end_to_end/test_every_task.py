@@ -40,8 +40,8 @@ def _assert_no_empty_section(page: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["parity", "copy"])
-def test_a_trained_run_of_any_task_is_analysed_and_reported(task: str, tmp_path: Path) -> None:
+def test_a_trained_run_of_another_task_is_analysed_and_reported(tmp_path: Path) -> None:
+    task = "parity"
     run = runs.train_run(_config(task), tmp_path / task, progress=False)
     analysis, page = _analysed(run.folder)
     applicable = {study.name for study in STUDIES} - OF_ADDITION

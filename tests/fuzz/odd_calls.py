@@ -121,7 +121,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "patching source": lambda m, d: interventions.patching_sweep(m, _batch(), d, component="z"),
     "edges": lambda m, d: edges.edge_study(m, d, _batch()),
     "run until": lambda m, d: models.run_until(m, d.inputs, models.ResidualBelow(0.1), max_loops=9),
-    "greedy": lambda m, d: models.greedy_decode(m, d.inputs, n_loops=2, max_new_tokens=2),
+    "greedy": lambda m, d: models.generate(m, d.inputs, n_loops=2, max_new_tokens=2),
     "show": lambda m, d: tasks.Addition().decode(d),
     "targets": lambda m, d: tasks.Addition().targets(d),
 }

@@ -39,7 +39,7 @@ from loopinterp.models import (
     WithVocabulary,
     bind,
     describe_model,
-    greedy_decode,
+    generate,
     iterate,
     run_until,
     states_at,
@@ -238,7 +238,7 @@ def test_lenses_exits_explorer_and_decoding_count_loops() -> None:
     assert (explore(net, x, n_loops=7).data["answer"].values.shape[0]) > 0
     assert torch.equal(answer_of(net, x, 7), want[7])
     spoken = Timed(d_vocab_out=N_TOKENS)
-    token = greedy_decode(spoken, x[:1], max_new_tokens=1, n_loops=5)
+    token = generate(spoken, x[:1], max_new_tokens=1, n_loops=5)
     last = spoken.readout(by_hand(spoken, x[:1], range(5)))[0, -1].argmax()
     assert int(token[0, -1]) == int(last)
 

@@ -120,7 +120,7 @@ REFUSED = {
     "get_token_position": lambda m: m.get_token_position(" cat", "The cat"),
     "absent": lambda m: m.get_token_position(5, TOKENS),
     "a mode": lambda m: m.get_token_position(int(TOKENS[0, 0]), TOKENS[:1], mode="lst"),
-    "generate": lambda m: m.generate(TOKENS, max_new_tokens=2),
+    "an option of generate": lambda m: m.generate(TOKENS, max_new_tokens=2, do_sample=True),
     "prepend_bos": lambda m: m(TOKENS, prepend_bos=True),
     "an option": lambda m: m.run_with_cache(TOKENS, something=1),
     "stop with state": lambda m: m(TOKENS, stop_at_layer=1, return_type="state"),

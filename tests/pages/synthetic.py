@@ -259,19 +259,19 @@ _FIGURES = {
 }
 
 _FINDINGS = {
-    "second": [Finding(kind="convergence", text="Second thoughts.", value="2")],
+    "second": [Finding(section="convergence", text="Second thoughts.", value="2")],
     "generalisation": [
         Finding(
-            kind="generalisation",
+            section="generalisation",
             text="99.3% of 96-bit sums are right, twelve times the longest input in training.",
             value="99.3%",
             good=True,
         ),
-        Finding(kind="generalisation", text="Full carry chains of 96 bits are all right."),
+        Finding(section="generalisation", text="Full carry chains of 96 bits are all right."),
     ],
     "convergence": [
         Finding(
-            kind="convergence",
+            section="convergence",
             text="The state settles at loop 17 of 25, and the answers are right from then on.",
             value="loop 17",
             good=True,
@@ -279,7 +279,7 @@ _FINDINGS = {
     ],
     "wavefront": [
         Finding(
-            kind="wavefront",
+            section="wavefront",
             text="A carry travels 1.00 positions a loop: readable at once, at chance before.",
             value="1.00 positions a loop",
             good=True,
@@ -287,7 +287,7 @@ _FINDINGS = {
     ],
     "program": [
         Finding(
-            kind="verdict",
+            section="verdict",
             text=(
                 "The circuit is the latched ripple: exchanging its state for one loop gives the "
                 "program's answer in 96.5% of cases (95% interval 93.5 to 98.5), the plain ripple "

@@ -154,7 +154,7 @@ def test_without_programs_or_targets_the_rest_is_there(model: LoopedTransformer)
     assert found.tokens == [["e", "d", "b"], ["e", "a", "c"]] and found.n_examples == 3
     assert (found.data["target"] == -1).all() and "variable" not in found.data
     (finding,) = found.findings()
-    assert finding.kind == "explorer" and not re.search(r"\d", finding.text)
+    assert finding.section == "explorer" and not re.search(r"\d", finding.text)
     assert found.said == ["", ""]
 
 

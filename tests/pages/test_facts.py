@@ -208,7 +208,7 @@ def test_one_candidate_is_named(results: dict[str, Result], refuted: bool, code:
 
 def test_without_an_effective_interchange_nothing_is_predicted(results: dict[str, Result]) -> None:
     compared: Any = results["programs"]
-    data = compared.data.assign(whole_run_active=compared.data["whole_run_active"] * 0)
+    data = compared.data.assign(whole_run_effective=compared.data["whole_run_effective"] * 0)
     fact = of({"p": dataclasses.replace(compared, data=data)}, Topic.PROGRAM)
     assert fact.code is Code.NO_EFFECT and "nan" not in fact.detail
 

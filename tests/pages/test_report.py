@@ -203,7 +203,7 @@ def test_of_a_finding_two_sentences_are_seen_and_the_rest_is_folded(
     record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lead, numbers = "It is none. It is near one.", "Not identified, by 0.5% of 3. And more."
-    verdict = Finding(f"{lead} {numbers}", kind="verdict", value="none of these")
+    verdict = Finding(f"{lead} {numbers}", section="verdict", value="none of these")
     monkeypatch.setitem(synthetic._FINDINGS, "program", [verdict])
     reader = Reader(render_report(record))
     seen = " ".join(reader.unfolded)
@@ -357,7 +357,7 @@ def test_a_study_of_ones_own_section_is_shown_too(record: RunRecord) -> None:
     class Own(synthetic.Synthetic, kind="own"):
         pass
 
-    finding = Finding(kind="own", text="Something else was found.", value="42")
+    finding = Finding(section="own", text="Something else was found.", value="42")
     figures = figures_of(synthetic.made_up("wavefront"))
     findings_of.register(Own, lambda result: [finding])
     figures_of.register(

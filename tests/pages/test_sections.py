@@ -27,9 +27,9 @@ def test_the_study_named_as_the_section_or_naming_the_program_comes_first(
 ) -> None:
     views = shown(
         monkeypatch,
-        another=[Finding("Theirs.", kind="wavefront"), Finding("Held.", kind="program")],
-        named=[Finding("It is.", kind="verdict"), Finding("By how much.", kind="program")],
-        wavefront=[Finding("Ours.", kind="wavefront")],
+        another=[Finding("Theirs.", section="wavefront"), Finding("Held.", section="program")],
+        named=[Finding("It is.", section="verdict"), Finding("By how much.", section="program")],
+        wavefront=[Finding("Ours.", section="wavefront")],
     )
     assert [f.text for f in views["wavefront"].findings] == ["Ours."]
     assert [f.text for f in views["program"].findings] == ["It is.", "By how much."]
@@ -53,7 +53,7 @@ def test_a_circuit_is_seen_at_once_where_the_model_runs_it(
             title="Circuit", plot=draw_program(get_program("ripple")), caption="", section="program"
         ),
     ]
-    finding = Finding("A program.", kind="program", good=good)
+    finding = Finding("A program.", section="program", good=good)
     monkeypatch.setitem(synthetic._FINDINGS, "read", [finding])
     monkeypatch.setitem(synthetic._FIGURES, "read", lambda: figures)
     record = RunRecord(name="run", results={"read": synthetic.made_up("read")})

@@ -21,7 +21,7 @@ from loopinterp.models import (
     LoopedTransformerConfig,
     LoopRule,
     ResidualBelow,
-    greedy_decode,
+    generate,
 )
 from loopinterp.tasks import (
     IGNORE,
@@ -391,7 +391,7 @@ def test_exact_match_is_that_of_greedy_generation(n_pause: int, n_loops: int | N
         generator = stream(3, f"evaluation uniform {n}")
         batch = task.sample(n, batch_size=64, generator=generator, distribution="uniform")
         prompts, lengths = task.prompt_of(batch)
-        written = greedy_decode(
+        written = generate(
             model, prompts, lengths=lengths, n_loops=n_loops or n, max_new_tokens=n + 3,
             stop_token=task.end,
         )  # fmt: skip

@@ -1,0 +1,376 @@
+"""Activations of many prompts, written to disk in shards, and read without loading them.
+
+A row is one position of one prompt. Each shard is a safetensors file with the rows of some prompts:
+an array for each site, and ``prompt``, ``pos`` and ``token`` of each row. ``index.json`` lists the
+shards, so that a run that was killed goes on with the first one that is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import CheckpointError, HookError, InputError, unknown_name
+from loopinterp.core.progress import track
+from loopinterp.core.results import config_hash
+from loopinterp.core.storage import digest_tensors, read_json_object, write_json, write_tensors
+from loopinterp.models.generation import padded_prompts
+from loopinterp.models.protocol import describe_model, device_of
+from loopinterp.models.run import HookedRun
+from loopinterp.models.run_inputs import check_dtype
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Int, Integer
+
+    from loopinterp.models.addresses import Address, Index
+
+_INDEX = "index.json"
+_ABOUT_ROWS = ("prompt", "pos", "token")
+_DTYPES = {"BF16": ("<u2", torch.bfloat16), "F16": ("<f2", None), "F32": ("<f4", None)}
+_DTYPES |= {"F64": ("<f8", None), "I64": ("<i8", None)}
+
+
+@torch.no_grad()
+@checked
+def store_activations(
+    model: HookedRun,
+    prompts: Integer[Tensor, "prompt pos"] | Sequence[Sequence[int]],
+    folder: str | Path,
+    *,
+    names_filter: str | Iterable[Any] | Callable[[str], bool],
+    loops: Index = None,
+    n_loops: PositiveInt | None = None,
+    positions: int | slice | Sequence[int] | None = None,
+    attention_mask: Tensor | None = None,
+    dtype: torch.dtype | str | None = None,
+    batch_size: PositiveInt = 64,
+    shard_bytes: PositiveInt = 64 * 1024**2,
+) -> ActivationStore:
+    """Run prompts and write their activations to a folder, shard by shard.
+
+    The same call goes on where a killed one ended. Prompts of one length are run together, without
+    padding.
+
+    Args:
+        prompts: Tokens ``[prompt, pos]``, or lists of tokens of any lengths.
+        names_filter: The sites, as for ``model.run_with_cache``, with its ``loops``.
+        n_loops: Loops of each run; ``model.n_loops`` if None.
+        positions: Positions of each prompt to keep; all if None. -1 is the last of each.
+        attention_mask: 0 where a prompt is padded, and 1 elsewhere.
+        dtype: Type to store; the model's if None.
+        batch_size: Prompts in a run.
+        shard_bytes: Bytes of a shard, at least one prompt. Memory holds a few shards.
+
+    Raises:
+        InputError: If the disk has no room, or the folder holds other activations.
+        HookError: If the filter keeps nothing, or an activation has keys or no positions.
+
+    Example:
+        >>> import tempfile
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> model = LoopedTransformer(config.replace(n_loops=3))
+        >>> folder = tempfile.mkdtemp()
+        >>> store = store_activations(model, [[1, 2], [3, 0, 4]], folder, names_filter="resid_post")
+        >>> store.stack("resid_post").shape  # loop, row, d_model
+        torch.Size([3, 5, 16])
+    """
+    tokens, lengths = padded_prompts(prompts, attention_mask, device_of(model))
+    n_loops = model.n_loops if n_loops is None else n_loops
+    book = model.addresses(n_loops)
+    sites = [book.addresses[name] for name in book.select(names_filter, loops)]
+    for site in sites:
+        if site.axes[0] != "pos" or "key" in site.axes:
+            expected, fix = "activations [batch, pos, …]", "Leave patterns and scores out."
+            raise HookError("names_filter", expected=expected, given=site.name, fix=fix)
+    kept_as = check_dtype(dtype) or model.dtype
+    if kept_as not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        expected, fix = "bfloat16, float16, float32 or float64", "Pass dtype='float32'."
+        raise InputError("dtype", expected=expected, given=str(kept_as), fix=fix)
+    chosen = [positions] if isinstance(positions, int) else positions
+    n_rows = [len(_kept(n, chosen)) for n in lengths.tolist()]
+    row_bytes = 24 + sum(kept_as.itemsize * _width(site) for site in sites)
+    shards = _shards(n_rows, max(1, shard_bytes // row_bytes))
+    about = {
+        "model": describe_model(model),
+        "prompts": digest_tensors({"tokens": _without_padding(tokens, lengths), "n": lengths}),
+        "sites": [site.name for site in sites],
+        "positions": str(chosen),
+        "n_loops": n_loops,
+        "dtype": str(kept_as).removeprefix("torch."),
+        "shards": shards,
+    }
+    folder = Path(folder)
+    _begin(folder, about, n_loops, row_bytes * sum(n_rows))
+    todo = [k for k in range(len(shards)) if not (folder / _file(k)).exists()]
+    size = f"{row_bytes * sum(n_rows) / 1e6:.0f} MB"
+    for k in track(todo, f"activations ({size})"):
+        first, last, _ = shards[k]
+        rows = range(first, last)
+        write_tensors(
+            folder / _file(k),
+            _run(model, tokens, lengths, rows, sites, chosen, kept_as, n_loops, batch_size),
+        )
+    return ActivationStore(folder)
+
+
+def _width(site: Address) -> int:
+    return int(np.prod([x for x in site.axes if isinstance(x, int)]))
+
+
+def _kept(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor, " kept"]:
+    """The positions that are kept of a prompt of ``n``."""
+    places = torch.arange(n)
+    try:
+        kept = places if positions is None else places[positions]
+    except (IndexError, ValueError):
+        kept = places[:0]
+    if not kept.numel():
+        expected, fix = f"some of {n} positions", "Name positions that every prompt has."
+        raise InputError("positions", expected=expected, given=str(positions), fix=fix)
+    return kept
+
+
+def _shards(n_rows: Sequence[int], most: int) -> list[list[int]]:
+    """First prompt, prompt after the last, and rows of each shard of at most so many rows."""
+    shards: list[list[int]] = []
+    for prompt, n in enumerate(n_rows):
+        if not shards or shards[-1][2] + n > most:
+            shards.append([prompt, prompt, 0])
+        shards[-1] = [shards[-1][0], prompt + 1, shards[-1][2] + n]
+    return shards
+
+
+def _file(k: int) -> str:
+    return f"activations-{k:05d}.safetensors"
+
+
+def _without_padding(tokens: Tensor, lengths: Tensor) -> Tensor:
+    return tokens[torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]]
+
+
+def _begin(folder: Path, about: dict[str, Any], n_loops: int, nbytes: int) -> None:
+    """Write the index, or check that the folder's is of the same activations."""
+    index = folder / _INDEX
+    if index.exists():
+        if read_json_object(index).get("digest") != config_hash(about):
+            expected, got = "an empty folder, or the same activations", "those of another call"
+            raise InputError(f"folder {folder}", expected=expected, given=got, fix="Pass another.")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if nbytes > (free := shutil.disk_usage(folder).free):
+        expected = f"at most the {free / 1e6:.0f} MB that are free"
+        fix = "Pass fewer sites, loops=, positions= or dtype=."
+        given = f"{nbytes / 1e6:.0f} MB"
+        raise InputError("activations", expected=expected, given=given, fix=fix)
+    write_json(index, {**about, "digest": config_hash(about)})
+
+
+def _run(
+    model: HookedRun,
+    tokens: Tensor,
+    lengths: Tensor,
+    prompts: range,
+    sites: Sequence[Address],
+    positions: slice | Sequence[int] | None,
+    dtype: torch.dtype,
+    n_loops: int,
+    batch_size: int,
+) -> dict[str, Tensor]:
+    """The arrays of a shard, its rows in the order of the prompts."""
+    names = [site.name for site in sites]
+    reads = any(site.in_readout for site in sites)
+    parts: list[dict[str, Tensor]] = []
+    lengths_here = sorted({int(lengths[p]) for p in prompts})
+    for n in lengths_here:
+        alike = torch.tensor([p for p in prompts if int(lengths[p]) == n])
+        kept = _kept(n, positions)
+        for some in alike.split(batch_size):
+            inputs = tokens[some.to(tokens.device), :n]
+            # No readout where nothing of it is stored.
+            _, cached = model.run_with_cache(
+                inputs,
+                n_loops=n_loops,
+                names_filter=names,
+                pos_slice=None if positions is None else kept.tolist(),
+                device="cpu",
+                dtype=dtype,
+                return_type="logits" if reads else "state",
+            )
+            about = {
+                "prompt": some[:, None].expand(-1, len(kept)),
+                "pos": kept.expand(len(some), -1),
+                "token": inputs.cpu().long()[:, kept],
+            }
+            # [prompt, pos, …] -> [row, …]
+            whole = {**about, **{name: cached[name] for name in names}}
+            parts.append({name: x.flatten(0, 1) for name, x in whole.items()})
+    arrays = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if len(lengths_here) == 1:
+        return arrays
+    order = arrays["prompt"].argsort(stable=True)
+    return {name: x[order] for name, x in arrays.items()}
+
+
+class ActivationStore:
+    """Stored activations, mapped into memory: only what is asked for is read.
+
+    Attributes:
+        folder: The folder of :func:`store_activations`.
+        n_loops: Loops of the runs.
+        sites: The names of the stored sites.
+
+    Raises:
+        CheckpointError: If the folder holds none, or shards are missing.
+
+    Example:
+        >>> import tempfile
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> folder, model = tempfile.mkdtemp(), LoopedTransformer(config.replace(n_loops=3))
+        >>> _ = store_activations(model, [[1, 2], [3, 0, 4]], folder, names_filter="resid_post")
+        >>> store = ActivationStore(folder)
+        >>> store.rows().query("pos == 0").token.tolist()
+        [1, 3]
+        >>> store.dataset("blocks.2.hook_resid_post")[4].shape
+        torch.Size([16])
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        what = f"activations {self.folder}"
+        if not (self.folder / _INDEX).exists():
+            expected, fix = f"a folder with {_INDEX}", "Make it with models.store_activations."
+            raise CheckpointError(what, expected=expected, given="none", fix=fix)
+        index = read_json_object(self.folder / _INDEX)
+        try:
+            self.sites, self.n_loops = [str(x) for x in index["sites"]], int(index["n_loops"])
+            self._files = [self.folder / _file(k) for k in range(len(index["shards"]))]
+            self._ends = [*accumulate(int(rows) for _, _, rows in index["shards"])]
+        except (KeyError, TypeError, ValueError) as error:
+            fix = "Store the activations again."
+            raise CheckpointError(what, expected="an index", given="another", fix=fix) from error
+        if missing := [file.name for file in self._files if not file.exists()]:
+            expected, fix = f"{len(self._files)} shards", "Repeat the call that was killed."
+            given = f"{len(self._files) - len(missing)} ({missing[0]} is missing)"
+            raise CheckpointError(what, expected=expected, given=given, fix=fix)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __repr__(self) -> str:
+        files = f"{len(self._files)} shards, {self.nbytes / 1e6:.1f} MB"
+        return f"ActivationStore({len(self)} rows, {len(self.sites)} sites, {files})"
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self._files)
+
+    def rows(self) -> pd.DataFrame:
+        """The ``prompt``, position ``pos`` and ``token`` of each row."""
+        import pandas as pd
+
+        return pd.DataFrame({name: self.numpy(name) for name in _ABOUT_ROWS})
+
+    def numpy(self, site: str, rows: slice | Sequence[int] | None = None) -> np.ndarray:
+        """A site's activations ``[row, …]``: a view of the file if there is one shard.
+
+        bfloat16 becomes float32, which NumPy has.
+        """
+        return _as_numpy(self.tensor(site, rows))
+
+    def tensor(self, site: str, rows: slice | Sequence[int] | None = None) -> Tensor:
+        """A site's activations ``[row, …]``, all of them or some rows."""
+        maps = [shard[site] for shard in self._maps(site)]
+        if rows is None:
+            return maps[0] if len(maps) == 1 else torch.cat(maps)
+        chosen = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+        places = torch.tensor([self._row(k) for k in chosen], dtype=torch.long)
+        shard = torch.tensor([bisect_right(self._ends, int(k)) for k in places], dtype=torch.long)
+        starts = torch.tensor([0, *self._ends[:-1]])
+        out = torch.empty((len(places), *maps[0].shape[1:]), dtype=maps[0].dtype)
+        for k in shard.unique().tolist():
+            here = shard == k
+            out[here] = maps[k][places[here] - starts[k]]
+        return out
+
+    def stack(self, component: str, rows: slice | Sequence[int] | None = None) -> Tensor:
+        """A component's activations at every stored loop and layer: ``[loop, row, …]``."""
+        ends = (f".{component}", f".hook_{component}")
+        names = [name for name in self.sites if name.endswith(ends)]
+        if not names:
+            raise unknown_name("component", component, self.sites)
+        return torch.stack([self.tensor(name, rows) for name in names])
+
+    def dataset(self, site: str) -> StoredRows:
+        """A site's rows as a torch ``Dataset``, for a ``DataLoader``."""
+        self._maps(site)
+        return StoredRows(self, site)
+
+    @cached_property
+    def _mapped(self) -> list[dict[str, Tensor]]:
+        return [_mapped(file) for file in self._files]
+
+    def _row(self, k: SupportsIndex) -> int:
+        row = int(k) + len(self) * (int(k) < 0)
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {int(k)} of {len(self)}")
+        return row
+
+    def _maps(self, site: str) -> list[dict[str, Tensor]]:
+        if site not in (*self.sites, *_ABOUT_ROWS):
+            raise unknown_name("site", site, [*self.sites, *_ABOUT_ROWS])
+        return self._mapped
+
+
+class StoredRows(Dataset[Tensor]):
+    """The rows of one site, as a torch ``Dataset``."""
+
+    def __init__(self, store: ActivationStore, site: str) -> None:
+        self.store, self.site = store, site
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, k: SupportsIndex) -> Tensor:
+        return self.store.tensor(self.site, [int(k)])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Tensor]:
+        """The rows of a batch, read together."""
+        return [*self.store.tensor(self.site, rows)]
+
+
+def _mapped(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped copy-on-write."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    data = np.memmap(file, mode="c", offset=8 + length, dtype=np.uint8)
+    tensors = {}
+    for name, x in header.items():
+        if name != "__metadata__":
+            start, end = x["data_offsets"]
+            kind, stored_as = _DTYPES[x["dtype"]]
+            array = torch.from_numpy(data[start:end].view(kind.replace("u2", "i2")))
+            array = array if stored_as is None else array.view(stored_as)
+            tensors[name] = array.reshape(x["shape"])
+    return tensors
+
+
+def _as_numpy(x: Tensor) -> np.ndarray:
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()

@@ -1,0 +1,301 @@
+"""Runs that continue prompts: the whole sequence again, or one position with the keys kept."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from loopinterp.core.errors import HookError
+from loopinterp.models.addresses import Address
+from loopinterp.models.cache import LoopedCache
+from loopinterp.models.iteration import bind
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.protocol import declared
+from loopinterp.models.run import HookedRun
+from loopinterp.models.run_inputs import check_logits, refuse, spell
+from loopinterp.models.taps import NO_TAPS, Recorder, RunReadout, Taps
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from transformer_lens.hook_points import HookPoint
+
+_TOKEN = re.compile(r"tokens\.(\d+)\.(.+)")
+
+
+def _take(x: Tensor, axis: int, places: Int[Tensor, " batch"]) -> Tensor:
+    """One position of each example, which stays as an axis of size 1: a copy."""
+    return x.movedim(axis, 1)[torch.arange(len(x), device=x.device), places][:, None].movedim(
+        1, axis
+    )
+
+
+class RecomputedRun:
+    """Reruns the whole sequence for each token.
+
+    Attributes:
+        tokens: Prompts, padded on the right, with room for the new tokens ``[batch, pos]``.
+        number: The new token that is being chosen, from 0.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokens: Tensor,
+        lengths: Tensor,
+        loops: int | Tensor,
+        offset: int | Tensor,
+    ) -> None:
+        self.model, self.tokens, self.lengths = model, tokens, lengths
+        self.loops, self.offset, self.number = loops, offset, 0
+        self.rows = torch.arange(len(tokens), device=tokens.device)
+        self.ends = loops if isinstance(loops, Tensor) else None
+        self.n_loops = most_loops(loops)
+        self.recorded: list[Address] = []
+        self.recorder: TokenRecorder | None = None
+
+    def write(
+        self,
+        n_new: int,
+        choose: Callable[[Tensor], Tensor],
+        stops: list[int],
+        on_token: Callable[[Tensor], Any] | None,
+    ) -> Int[Tensor, "batch new"]:
+        """Choose up to ``n_new`` tokens of each example, until all have ended."""
+        rows, last = self.rows, self.lengths - 1
+        longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)
+        going = torch.ones_like(rows, dtype=torch.bool)
+        while self.number < n_new and bool(going.any()):
+            logits = self.logits(last, longest + self.number, self._taps())
+            check_logits(logits, f"of new token {self.number}")
+            if self.recorder is not None:
+                self.recorder.end_token()
+            token = choose(logits)
+            # An ended example repeats the stop token at the same place.
+            token = torch.where(going, token, stops[0]) if stops else token
+            last = last + going
+            self.tokens[rows, last] = token
+            going = going & ~torch.isin(token, ending) if stops else going
+            self.number += 1
+            if on_token is not None:
+                on_token(token)
+        # Places of the new tokens, which begin where each prompt ends: [batch, new].
+        new = self.lengths[:, None] + torch.arange(self.number, device=rows.device)
+        answers = self.tokens.gather(1, new)
+        return torch.where(new <= last[:, None], answers, stops[0]) if stops else answers
+
+    def hooks(self, fwd_hooks: Iterable[Any]) -> Any:
+        """A context in which the hooks are on."""
+        if not (pairs := [*fwd_hooks]):
+            return nullcontext()
+        if not isinstance(self.model, HookedRun):
+            refuse({"fwd_hooks": pairs}, "none for a model without hooks", "Adapt it first.")
+        return self.model.hooks([*self._by_token(pairs)], n_loops=self.n_loops)
+
+    def _by_token(self, pairs: Sequence[Any]) -> Iterator[Any]:
+        room = self.tokens.shape[1] - int(self.lengths.max())
+        for pair in pairs:
+            name = pair[0] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None
+            match = _TOKEN.fullmatch(name) if isinstance(name, str) else None
+            if match is None:
+                yield pair
+                continue
+            number = int(match[1])
+            if number >= room:
+                expected, fix = f"one of {room} new tokens, from 0", "Raise max_new_tokens."
+                raise HookError(f"hook {name!r}", expected=expected, given=match[1], fix=fix)
+            yield match[2], self._at_token(number, pair[1])
+
+    def _at_token(self, number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The hook on the position of one new token alone."""
+
+        def hook_one(x: Tensor, *, hook: HookPoint) -> Tensor | None:
+            places = self.places(number)
+            if places is None:
+                return None
+            axis = self.model.addresses(self.n_loops).addresses[hook.name].pos_axis
+            if axis is None:
+                expected, fix = "an activation of positions", "Hook it without tokens."
+                raise HookError(f"hook {hook.name!r}", expected=expected, given="none", fix=fix)
+            part = _take(x, axis, places)
+            returned = function(part, hook=hook)
+            if returned is not None and spell(returned) != spell(part):
+                fix = "Return the changed activation, or nothing to leave it as it is."
+                what, expected = f"hook {hook.name!r}", f"None, or a tensor {spell(part)}"
+                raise HookError(what, expected=expected, given=spell(returned), fix=fix)
+            part = part if returned is None else returned  # it may have been written in place
+            moved = x.movedim(axis, 1)
+            moved[torch.arange(len(x), device=x.device), places] = part.movedim(axis, 1)[:, 0]
+            return x
+
+        return hook_one
+
+    def places(self, number: int) -> Int[Tensor, " batch"] | None:
+        """Where the run in progress has the position of a new token; None if it has not."""
+        return self.lengths - 1 + number if number <= self.number else None
+
+    def _taps(self) -> Taps:
+        if not isinstance(self.model, HookedRun):
+            return NO_TAPS
+        points = self.model._hooked(self.n_loops, is_set=True)
+        return Taps(points, self.recorded, self.recorder)
+
+    def logits(
+        self, last: Int[Tensor, " batch"], seen: int, taps: Taps
+    ) -> Float[Tensor, "batch d_vocab_out"]:
+        """Logits at position ``last`` of each example, of ``seen`` in all."""
+        # [batch, pos, d_vocab_out], read at the last known position of each example.
+        return self._run(self.tokens[:, :seen], taps)[self.rows, last]
+
+    def _run(self, inputs: Tensor, taps: Taps) -> Tensor:
+        if isinstance(self.model, HookedRun):
+            span = range(self.n_loops)
+            return self.model._run(inputs, self.loops, span, None, self.offset, "logits", taps)
+        bound = bind(self.model, inputs)
+        read = bound.h0  # each example's state after its own last loop
+        for loop, h in bound.run(self.n_loops):
+            read = h if self.ends is None else torch.where(_as_rows(self.ends >= loop, h), h, read)
+        return bound.read(read, self.n_loops)
+
+
+class CachedRun(RecomputedRun):
+    """Runs the prompts, then the last position of each example, one token at a time.
+
+    The n-th attention of a run (prelude, blocks, coda) reads keys and values of the n-th before it.
+    """
+
+    def __init__(self, *run: Any) -> None:
+        super().__init__(*run)
+        n_pos, model = self.tokens.shape[1], self.model
+        self.seen, self.turn = 0, 0
+        self.cached: list[tuple[Tensor, Tensor]] = []
+        self.rotation = model.length_context(n_pos - 1).rotation  # the last one is not read
+        width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
+        like = torch.empty(1, n_pos, width, **where)
+        self.start = model.initial_state(like)[0] if declared(model, "starts_by_place") else None
+
+    def places(self, number: int) -> Int[Tensor, " batch"] | None:
+        if number != self.number:
+            return None
+        return torch.zeros_like(self.lengths) if number else self.lengths - 1
+
+    def logits(
+        self, last: Int[Tensor, " batch"], seen: int, taps: Taps
+    ) -> Float[Tensor, "batch d_vocab_out"]:
+        prompts, self.seen, self.turn = not self.cached, seen, 0
+        if prompts:
+            return self._at(torch.arange(seen, device=last.device)[None], taps)[self.rows, last]
+        return self._at(last[:, None], taps)[:, 0]
+
+    def _at(
+        self, places: Int[Tensor, "#batch pos"], taps: Taps
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """Logits at some positions of each example, given those before."""
+        model, at = self.model, (self.rows[:, None], places)
+        known, context = self.tokens[:, : self.seen], self.input_context(places)
+        model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
+        added = model.added_positions(known, self.offset)
+        e = model.run_embedding(known[at], context, None if added is None else added[at], taps)
+        if self.start is None:
+            h = read = model.initial_state(e)
+        else:
+            # [batch, pos, d_state]: an initial state that depends on the position alone.
+            h = read = self.start[places].expand(len(e), -1, -1)
+        for loop in range(self.n_loops):
+            h = model.run_loop(h, e, context, taps, loop)
+            read = h if self.ends is None else torch.where(_as_rows(self.ends > loop, h), h, read)
+        logits = model.run_readout(read, taps, context=replace(context, qk_offset=None))
+        taps.end(read, logits)
+        return logits
+
+    def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
+        model, known = self.model, self.tokens[:, : self.seen]
+        key = torch.arange(self.seen, device=places.device)[None, None]  # [1, 1, key]
+        offset = model.qk_offset(known, self.offset)
+        if offset is not None:
+            # Indexed by rows and places: [batch, pos, head, d_head], turned back to heads first.
+            offset = offset[self.rows[:, None], :, places].transpose(1, 2)
+        rotation = None
+        if self.rotation is not None:
+            cos, sin = self.rotation
+            # [batch, 1, pos, d_head], alike for all heads.
+            rotation = cos[places][:, None], sin[places][:, None]
+
+        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            if self.turn == len(self.cached):
+                batch, n_heads, _, d_head = k.shape
+                room = (batch, n_heads, self.tokens.shape[1], d_head)
+                self.cached.append((k.new_zeros(room), v.new_zeros(room)))
+            past, self.turn = self.cached[self.turn], self.turn + 1
+            for old, new in zip(past, (k, v)):
+                # The new keys and values go to their places; the earlier ones stay.
+                old[self.rows[:, None], :, places] = new.transpose(1, 2)
+            return past[0][:, :, : self.seen], past[1][:, :, : self.seen]
+
+        mask, around = model.mask_at(places[..., None], key)
+        surround = None if around is mask else AttentionContext(mask=around)
+        return AttentionContext(
+            mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround
+        )
+
+
+class TokenRecorder(Recorder):
+    """Keeps, of every run, the position of the new token that it chooses."""
+
+    def __init__(
+        self, run: RecomputedRun, device: torch.device | None, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(device=device, dtype=dtype)
+        self.run = run
+        self.parts: defaultdict[Address, list[Tensor]] = defaultdict(list)
+        self.states: list[Tensor] = []
+        self.read: list[Tensor] = []
+
+    def __call__(self, address: Address, x: Tensor) -> None:
+        self.parts[address].append(self._keep(address, self._of_token(x, address.pos_axis)))
+
+    def _of_token(self, x: Tensor, axis: int | None) -> Tensor:
+        places = self.run.places(self.run.number)
+        assert places is not None and axis is not None
+        return _take(x, axis, places)
+
+    def end_token(self) -> None:
+        """Keep the state and the logits of the run that has ended."""
+        state, logits = self.last or (None, None)
+        assert state is not None and logits is not None
+        self.states.append(self._of_token(state, -2).to(device=self._device))
+        self.read.append(self._of_token(logits, -2).to(device=self._device))
+
+    def cache(self) -> LoopedCache:
+        """The cache of all new tokens ``[batch, new, …]``."""
+        activations = {}
+        for address, parts in self.parts.items():
+            assert address.pos_axis is not None
+            if address.axes[-1] == "key":  # later tokens see more keys
+                fill = 0.0 if address.component.endswith("hook_pattern") else float("-inf")
+                longest = parts[-1].shape[-1]
+                parts = [pad(x, (0, longest - x.shape[-1]), value=fill) for x in parts]
+            activations[address.name] = torch.cat(parts, address.pos_axis)
+        by_example = torch.tensor(self.run.ends is not None)
+        # A coda reads positions that are not kept, so that no logit can be attributed through it.
+        first = int(self.run.lengths.max()) - 1 if self.run.model.site_map.n_coda else 0
+        positions = torch.arange(first, first + len(self.read))
+        readout = RunReadout(
+            torch.cat(self.states, 1), positions, by_example, torch.cat(self.read, 1)
+        )
+        return LoopedCache(activations, self.run.model.unroll(self.run.n_loops), readout=readout)
+
+
+def most_loops(loops: int | Tensor) -> int:
+    return max(1, int(loops.max())) if isinstance(loops, Tensor) else loops
+
+
+def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
+    return chosen.view(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,41 @@
+"""A training that is killed, on a model that is trained for seconds only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.warm_python import WarmPython
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND = ["-m", "loopinterp"]
+SMALL = ["steps=80", "checkpoint_every=10", "curriculum.max_n=3", "model.d_model=32"]
+SETTINGS = [part for setting in SMALL for part in ("--set", setting)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_a_training_killed_on_the_way_goes_on_with_the_same_command(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    def train(out: Path) -> list[str]:
+        return [*COMMAND, "train", "--task", "addition", *SETTINGS, "--out", str(out)]
+
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    warm_python.run(*train(uninterrupted), env=environment()).check_returncode()
+    command = [sys.executable, *train(killed)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment()) as process:
+        while not (killed / "state" / "checkpoint.safetensors").exists():
+            assert process.poll() is None  # else it ended before its first checkpoint
+        process.send_signal(signal.SIGKILL)
+    warm_python.run(*train(killed), env=environment()).check_returncode()
+    for name in ("metrics.jsonl", "model/model.safetensors", "config.json"):
+        assert (killed / name).read_bytes() == (uninterrupted / name).read_bytes()
