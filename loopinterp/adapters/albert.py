@@ -212,12 +212,13 @@ class AlbertAdapter(PublishedModel):
         attention = layer.attention
         h = tap("hook_resid_pre", h)
         projections = attention.query, attention.key, attention.value
-        q, k, v = (split_heads(project(h), self._d_head) for project in projections)
+        x = tap("hook_attn_in", h)
+        q, k, v = (split_heads(project(x), self._d_head) for project in projections)
         z = attend(q, k, v, context, tap)
         x = tap("hook_attn_out", attention.dense(join_heads(z)))
         h = _layer_norm(attention.LayerNorm, h + x, tap, "ln1_post")
         h = tap("hook_resid_mid", h)
-        neurons = layer.activation(tap("mlp.hook_pre", layer.ffn(h)))
+        neurons = layer.activation(tap("mlp.hook_pre", layer.ffn(tap("hook_mlp_in", h))))
         x = tap("hook_mlp_out", layer.ffn_output(tap("mlp.hook_post", neurons)))
         h = _layer_norm(layer.full_layer_layer_norm, x + h, tap, "ln2_post")
         return tap("hook_resid_post", h)

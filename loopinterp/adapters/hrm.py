@@ -182,15 +182,15 @@ class HRMAdapter(NestedModel):
         h = self.mix(layer, tap("hook_resid_pre", h), context, tap)
         h = tap("hook_resid_mid", h)
         # [batch, pos, d_mlp] each
-        pre, linear = layer.mlp.gate_up_proj(h).chunk(2, dim=-1)
+        pre, linear = layer.mlp.gate_up_proj(tap("hook_mlp_in", h)).chunk(2, dim=-1)
         x = layer.mlp.down_proj(gated(pre, linear, F.silu, tap))
         h = rms_norm(h + tap("hook_mlp_out", x), None, layer.norm_eps, tap, "ln2_post")
         return tap("hook_resid_post", h)
 
     def mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
         """Attention, or another mix of positions, with its norm."""
-        d_head = self.site_map.d_head
-        q, k, v = (split_heads(x, d_head) for x in layer.self_attn.qkv_proj(h).chunk(3, dim=-1))
+        d_head, x = self.site_map.d_head, layer.self_attn.qkv_proj(tap("hook_attn_in", h))
+        q, k, v = (split_heads(part, d_head) for part in x.chunk(3, dim=-1))
         z = attend(q, k, v, context, tap, turn=rotate_halves)
         x = tap("hook_attn_out", layer.self_attn.o_proj(join_heads(z)))
         return rms_norm(h + x, None, layer.norm_eps, tap, "ln1_post")

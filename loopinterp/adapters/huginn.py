@@ -149,7 +149,7 @@ class HuginnAdapter(PublishedModel):
         h = tap("hook_resid_pre", h)
         n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
         # [batch, pos, heads * d_head] of queries, keys and values, split into heads
-        x = attention.Wqkv(weighted_norm(layer.norm_1, h, tap, "ln1"))
+        x = attention.Wqkv(weighted_norm(layer.norm_1, tap("hook_attn_in", h), tap, "ln1"))
         q, k, v = x.split((self.site_map.d_model, n_kv, n_kv), dim=-1)
         q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))
         bias = getattr(attention, "qk_bias", None)  # [2, 1, head, d_head]
@@ -158,7 +158,8 @@ class HuginnAdapter(PublishedModel):
         z = attend(q, k, v, context, tap, turn=_turn)
         h = h + tap("hook_attn_out", attention.proj(join_heads(z)))
         h = tap("hook_resid_mid", weighted_norm(layer.norm_2, h, tap, "ln1_post"))
-        pre, linear = mlp.fc(weighted_norm(layer.norm_3, h, tap, "ln2")).chunk(2, dim=-1)
+        x = weighted_norm(layer.norm_3, tap("hook_mlp_in", h), tap, "ln2")
+        pre, linear = mlp.fc(x).chunk(2, dim=-1)  # [batch, pos, d_mlp] each
         h = h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
         return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
 

@@ -292,7 +292,7 @@ class HRMTextAdapter(NestedModel):
         """``h + W_O (sigmoid(gate) * attn(norm(h)))``, then ``h + mlp(norm(h))``."""
         attention, mlp = layer.self_attn, layer.mlp
         h = tap("hook_resid_pre", h)
-        x = rms_norm(h, None, layer.input_layernorm.eps, tap, "ln1")
+        x = rms_norm(tap("hook_attn_in", h), None, layer.input_layernorm.eps, tap, "ln1")
         projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.gate_proj
         q, k, v, gate = (split_heads(project(x), self._d_head) for project in projections)
         z = attend(q, k, v, context, tap, turn=rotate_halves)
@@ -300,7 +300,7 @@ class HRMTextAdapter(NestedModel):
         gate = tap("attn.hook_gate", gate.sigmoid().transpose(1, 2)).transpose(1, 2)
         h = h + tap("hook_attn_out", attention.o_proj(join_heads(gate * z)))
         h = tap("hook_resid_mid", h)
-        x = rms_norm(h, None, layer.post_attention_layernorm.eps, tap, "ln2")
+        x = rms_norm(tap("hook_mlp_in", h), None, layer.post_attention_layernorm.eps, tap, "ln2")
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))
 

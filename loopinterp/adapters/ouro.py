@@ -130,7 +130,7 @@ class OuroAdapter(PublishedModel):
         """``h + norm(attn(norm(h)))``, and the same for the MLP."""
         attention, mlp = layer.self_attn, layer.mlp
         h = tap("hook_resid_pre", h)
-        x = weighted_norm(layer.input_layernorm, h, tap, "ln1")
+        x = weighted_norm(layer.input_layernorm, tap("hook_attn_in", h), tap, "ln1")
         q, k, v = (
             split_heads(project(x), self._d_head)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -138,7 +138,7 @@ class OuroAdapter(PublishedModel):
         z = attend(q, k, v, context, tap, turn=rotate_halves)
         x = weighted_norm(layer.input_layernorm_2, attention.o_proj(join_heads(z)), tap, "ln1_post")
         h = tap("hook_resid_mid", h + tap("hook_attn_out", x))
-        x = weighted_norm(layer.post_attention_layernorm, h, tap, "ln2")
+        x = weighted_norm(layer.post_attention_layernorm, tap("hook_mlp_in", h), tap, "ln2")
         # [batch, pos, d_mlp] inside, back to d_model for the stream.
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         x = weighted_norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")

@@ -41,11 +41,9 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
     def with_note(result: Any) -> list[Finding]:
         first, *others = findings(result)
         note = rounding_note(result)
-        return (
-            [first, *others]
-            if note is None
-            else [first, replace(note, section=first.section), *others]
-        )
+        if note is None:
+            return [first, *others]
+        return [first, replace(note, section=first.section), *others]
 
     return with_note
 

@@ -30,10 +30,11 @@ import torch
 
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.progress import track
-from loopinterp.edges.edge_runs import EdgeRuns
+from loopinterp.edges.edge_runs import edge_runs
 from loopinterp.interventions.base_and_source import Comparison
 from loopinterp.models.iteration import bind
 from loopinterp.models.taps import recording_gradients
+from loopinterp.models.transformer import LoopedTransformer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -78,11 +79,16 @@ class EdgeEffects:
                     given=f"shape {list(scores.shape)}, requires_grad={scores.requires_grad}",
                     fix="Take means over positions, not over examples, and use no argmax.",
                 )
-            self._runs = EdgeRuns(model, graph, base)
+            self._runs = edge_runs(model, graph, base)
             base_logits, self.base = self._runs()
-            _, self.source = EdgeRuns(model, graph, source)()
+            _, self.source = edge_runs(model, graph, source)()
             self._at_base = self.compared.by_example(base_logits)
         self._change = self.compared.at_source - self.compared.at_base
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The control scores; an adapted model names its weights otherwise, without magnitudes."""
+        return CONTROLS if isinstance(self.model, LoopedTransformer) else CONTROLS[1:]
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
@@ -101,11 +107,12 @@ class EdgeEffects:
         Args:
             method: ``exact`` (a run for every edge), ``eap`` (arXiv 2310.10348), ``eap_ig``
                 (arXiv 2403.17806), ``edge_ig``; or the controls ``magnitude`` (norm of the sender's
-                output times norm of the weights that read it) and ``random`` (from 0 to 1).
+                output times norm of the weights that read it; of a ``LoopedTransformer`` only)
+                and ``random`` (from 0 to 1).
             n_steps: Points of each path.
             generator: Draws random scores.
         """
-        check_choice("method", method, (*get_args(Method), *CONTROLS))
+        check_choice("method", method, (*get_args(Method), *self.controls))
         edges, change = self.graph.edges, self.source - self.base  # [sender, batch, pos, d_model]
 
         def at_input(point: float) -> Tensor:

@@ -6,12 +6,13 @@ Of sender s, receiver r sees
 
 with :math:`v_s` the sender's output in this run, :math:`d_s` a value in its place (by default from
 the source's run), and w the weight of the edge. Path patching, circuits and gradients of edges are
-such runs with different weights. Receivers with equal weights share a stream.
+such runs with different weights. Receivers with equal weights share a stream
+(:mod:`.edge_streams`). Adapted models run in :mod:`.published_runs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -20,14 +21,18 @@ from torch.nn.functional import linear
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
-from loopinterp.edges.unrolled_graph import SLOTS, UnrolledGraph
+from loopinterp.edges.edge_streams import Streams
+from loopinterp.edges.published_runs import PublishedRuns, graph_of_model
+from loopinterp.edges.stream_layout import SLOTS, StreamNorms, layout_of
+from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.interventions.base_and_source import given_pairs
+from loopinterp.models.run import HookedRun
 from loopinterp.models.taps import Tap
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from loopinterp.tasks.task import Batch
@@ -55,7 +60,7 @@ class EdgeRuns:
         At weight 1, receivers see ``values`` instead of the senders' outputs (or ``added`` to
         them). Without weights it is the model's own run. ``embedding`` replaces that of the inputs.
         """
-        run = _Run(self.graph, weights, values, added=added)
+        run = Streams(self.graph, weights, values, added=added)
         config, model = self.model.config, self.model
         # Streams are [row, batch, pos, d_model], a row for receivers that see the same.
         e = run.seen([self._embedding if embedding is None else embedding])
@@ -79,16 +84,16 @@ class EdgeRuns:
         h = h if model.ln_final is None else model.ln_final(h)
         return model.unembedding(h), torch.stack(run.outputs)
 
-    def _layer(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
+    def _layer(self, layer: Any, run: Streams, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
         """The streams after a :class:`Layer`, and those of the injected input."""
         context = self._context.outside_the_loop() if e is None else self._context
         heads, tap = next(run.stages), _KeepZ()
-        rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS}
+        rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS[:3]}
         if len({row for each in rows.values() for row in each}) == 1:
             layer.attn(_read(layer, "1", h, e, rows["q"][0]), context, tap)  # one stream for all
         else:
             # [head, batch, pos, d_model] -> [batch, pos, head, d_model]: a stream for each head.
-            forks = [_read(layer, "1", h, e, rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
+            forks = [_read(layer, "1", h, e, rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS[:3]]
             # Queries, keys and values come from the forks; x only gives the shape.
             layer.attn(forks[0][:, :, 0], context, tap, forks)
         # z [batch, pos, head, d_head] through W_O [head, d_head, d_model], head by head.
@@ -126,84 +131,11 @@ class _KeepZ(Tap):
         return x
 
 
-class _Run:
-    """The streams of a run, ``[row, batch, pos, d_model]``, and the row of each receiver.
-
-    Rows are in the order of their last reading; rows that are no longer needed are dropped, so row
-    k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of
-    the senders so far.
-    """
-
-    def __init__(
-        self, graph: UnrolledGraph, weights: Tensor | None, values: Tensor | None, *, added: bool
-    ) -> None:
-        self.stages: Iterator[list[int]] = graph.stages()
-        self.outputs: list[Tensor] = []
-        self._graph, self._values, self._added = graph, values, added
-        self._weights: Tensor | None = None
-        n = len(graph.receivers)
-        row_of = torch.zeros(n, dtype=torch.int64)  # row that each receiver reads
-        if weights is not None:
-            is_edge = graph.edges.to(weights.device)
-            weights = weights * (is_edge if weights.dim() == 2 else is_edge[..., None])
-            if weights.requires_grad:
-                # Each receiver has its own gradient, and so its own row.
-                row_of, self._weights = torch.arange(n), weights
-            else:
-                self._weights, row_of = _distinct(weights)
-        self._n_rows = int(row_of.max()) + 1
-        self._row: dict[tuple[int, str], int] = dict(zip(graph.receivers, row_of.tolist()))
-        # The last stage at which each row is read.
-        last = torch.zeros(self._n_rows, dtype=torch.int64)
-        self._last = last.scatter_reduce(0, row_of, graph.read_stages, "amax").tolist()
-        self._dropped = 0
-
-    def row(self, reader: int, slot: str = "") -> int:
-        row = self._row.get((reader, slot))
-        return (self._row[reader, ""] if row is None else row) - self._dropped
-
-    def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
-        """The rows that will be read again."""
-        return h[self._dropped - self._n_rows :]
-
-    def write(
-        self, h: Tensor, e: Tensor | None, outputs: list[Tensor], bias: Tensor, norm: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """The streams, and those of the injected input, after the next senders have written."""
-        stage = self._graph.senders[len(self.outputs)].stage
-        while self._dropped < self._n_rows - 1 and self._last[self._dropped] <= stage:
-            self._dropped += 1
-        seen = self.seen(outputs) + bias
-        h = self.alive(h) + (seen if norm is None else norm(seen))
-        return h, None if e is None else self.alive(e)
-
-    def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
-        """Sum of the next senders' outputs as each stream sees them."""
-        first = len(self.outputs)
-        self.outputs += outputs
-        values = torch.stack(outputs)  # [sender, batch, pos, d_model]
-        total = values.sum(0)
-        weights = self._weights
-        if weights is not None:
-            weights = weights[first : len(self.outputs), self._dropped :]
-        if weights is None or not (weights.requires_grad or weights.any()):
-            return total.expand(self._n_rows - self._dropped, *total.shape)
-        assert self._values is not None  # there are no weights without them
-        change = self._values[first : len(self.outputs)]
-        change = change if self._added else change - values
-        # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
-        axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
-        return total + torch.einsum(axes, weights, change)
-
-
-def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
-    """The distinct columns of weights in order of last use, and the column of each receiver."""
-    _, number = torch.unique(weights, dim=1, return_inverse=True)
-    last: dict[int, int] = {int(row): at for at, row in enumerate(number.tolist())}
-    order = {row: k for k, row in enumerate(sorted(last, key=lambda row: last[row]))}
-    columns = [last[row] for row in order]  # a receiver of each distinct column
-    row_of = torch.tensor([order[int(row)] for row in number.tolist()])
-    return weights[:, columns], row_of
+def edge_runs(model: Any, graph: UnrolledGraph, inputs: Tensor) -> EdgeRuns | PublishedRuns:
+    """The runs of a model on some inputs."""
+    if isinstance(model, LoopedTransformer):
+        return EdgeRuns(model, graph, inputs)
+    return PublishedRuns(model, graph, inputs)
 
 
 def graph_of_pairs(
@@ -214,25 +146,34 @@ def graph_of_pairs(
     n_loops: int | None,
     neurons: Mapping[str, Sequence[int]] | None,
     split: bool,
+    stream_norms: StreamNorms,
     scored: Tensor | None = None,
 ) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
+    if isinstance(model, HookedRun):
+        layout_of(model.site_map)  # raises at a layer without heads and MLP
     base, source, n_loops, scored = given_pairs(
         model, base, source, n_loops, scored, component="resid_pre"
     )
-    if not isinstance(model, LoopedTransformer):
-        actual = type(model).__name__
-        fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
+    options: dict[str, Any] = {"neurons": neurons, "split": split}
+    if not isinstance(model, HookedRun):
+        actual = f"a {type(model).__name__}"
+        fix = "Pass the model inside it, or convert it with models.convert_model."
+    elif model.device.type != "cpu":
+        actual, fix = f"one on {model.device}", "Pass model.cpu()."
+    elif not isinstance(model, LoopedTransformer):
+        graph = graph_of_model(model, base, source, n_loops, stream_norms, **options)
+        return graph, base, source, scored
+    elif stream_norms == "nodes":
+        actual = "stream_norms='nodes' for a LoopedTransformer"
+        fix = "Leave it out: edges lead through its norms."
     elif model.config.norm == "gated":
         actual = "norm='gated', whose gates read the stream themselves"
         fix = "Study activations instead, with patching_sweep(component='attn_gate')."
-    elif model.device.type != "cpu":
-        actual = f"one on {model.device}"
-        fix = "Pass model.cpu()."
     else:
         need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
-        graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
+        graph = UnrolledGraph(model.config, n_loops, **options)
         return graph, base, source, scored
-    expected = "a LoopedTransformer on the CPU"
+    expected = "a LoopedTransformer or an adapted model, on the CPU"
     raise InputError("model", expected=expected, given=actual, fix=fix)
 
 
@@ -247,6 +188,7 @@ def path_patching(
     receivers: str | Annotated[Sequence[str], Field(min_length=1)],
     through: str | Sequence[str] = (),
     neurons: Mapping[str, Sequence[int]] | None = None,
+    stream_norms: StreamNorms = "edges",
     n_loops: Loops | None = None,
 ) -> Float[Tensor, "batch pos d_vocab_out"]:
     r"""Logits of the base's run in which receivers see the senders' outputs of the source's run.
@@ -261,18 +203,21 @@ def path_patching(
     on the logits, go *through* r to ``readout``.
 
     Args:
-        model: A ``LoopedTransformer``.
+        model: A ``LoopedTransformer``, or an adapted model with separate heads and MLPs.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length.
         senders: ``"input"`` (the embedding), heads, MLPs, or groups of neurons:
             ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops, ``"block.0.carry"``.
         receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is a head's queries.
         through: Components between them.
-        neurons: Groups of neurons by name, as in :class:`UnrolledGraph`.
+        neurons: Groups of neurons by name, as in :class:`UnrolledGraph`; of a
+            ``LoopedTransformer`` only.
+        stream_norms: As for :func:`edge_study`.
         n_loops: Loops of the run; T(n) by default, required for inputs alone.
 
     Raises:
-        InputError: If the order of components is impossible, or the model has gates.
+        InputError: If the order of components is impossible, or the model's stream cannot be read
+            as nodes and edges.
 
     Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 
@@ -285,8 +230,9 @@ def path_patching(
         torch.Size([8, 4, 2])
     """
     graph, base, source, _ = graph_of_pairs(
-        model, base, source, n_loops=n_loops, neurons=neurons, split=True
-    )
+        model, base, source, n_loops=n_loops, neurons=neurons, split=True,
+        stream_norms=stream_norms,
+    )  # fmt: skip
     first, last = graph.senders_named(senders), graph.receivers_named(receivers)
     between = graph.senders_named(through, "through")
     read_at = graph.read_stages[last].tolist()
@@ -310,14 +256,14 @@ def path_patching(
     on_path: Bool[Tensor, " receiver"]
     on_path = torch.tensor([graph.readers[k].name in names for k, _ in graph.receivers])
     on_path[last] = True
-    runs = EdgeRuns(model, graph, base)
+    runs = edge_runs(model, graph, base)
     _, base_outputs = runs()
-    _, source_outputs = EdgeRuns(model, graph, source)()
+    _, source_outputs = edge_runs(model, graph, source)()
     # Receivers on the path see the source's values of senders; all others see the base's values
     # of the components between.
     weights = torch.zeros(graph.edges.shape)
-    weights[first] = on_path.float()
-    weights[between] = (~on_path).float()
+    weights[first] = on_path.to(weights)
+    weights[between] = (~on_path).to(weights)
     values = base_outputs.clone()
     values[first] = source_outputs[first]
     return runs(weights.to(values), values)[0]

@@ -16,7 +16,6 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.edges.edge_effects import (
-    CONTROLS,
     SHARES,
     Completeness,
     EdgeEffects,
@@ -27,10 +26,12 @@ from loopinterp.edges.edge_effects import (
 )
 from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.edges.known_edges import as_circuit, recovery
+from loopinterp.edges.stream_layout import StreamLayout, StreamNorms
 from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
 from loopinterp.interventions.base_and_source import Metric
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import describe_model
+from loopinterp.models.transformer import LoopedTransformer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +87,7 @@ class EdgeStudy(Result, kind="edges"):
     random_faithfulness: float  # control: mean of as many edges, drawn at random
     completeness: Completeness  # of the edges that pruning kept
     neurons: dict[str, list[int]]  # groups that were components
-    config: LoopedTransformerConfig
+    config: LoopedTransformerConfig | StreamLayout  # a layout, of an adapted model
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each score and tied edge, largest first; or the arrays named."""
@@ -152,6 +153,7 @@ def edge_study(
     methods: Annotated[Sequence[Method], Field(min_length=1)] = get_args(Method),
     neurons: Mapping[str, Sequence[int]] | None = None,
     split: bool = False,
+    stream_norms: StreamNorms = "edges",
     n_steps: PositiveInt = 10,
     unrolled_exact: bool = False,
     rank_by: Literal["size", "effect"] = "size",
@@ -164,13 +166,16 @@ def edge_study(
     r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
 
     Effects are those of :mod:`~loopinterp.edges.edge_effects`: ``exact`` by a run (for tied edges
-    at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``)
-    and random scores are controls. Circuits are the edges of highest score, and the tied edges that
-    greedy pruning keeps.
+    at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``;
+    of a ``LoopedTransformer`` only) and random scores are controls. Circuits are the edges of
+    highest score, and the tied edges that greedy pruning keeps.
 
     Args:
         model, base, source, n_loops, neurons: As for :func:`path_patching`.
         split: Whether queries, keys and values are separate receivers.
+        stream_norms: Of an adapted model, what norms of the stream itself are: parts of edges,
+            which lead through them over any number of loops (``edges``), or components of their
+            own, at which edges end and begin (``nodes``), with far fewer edges.
         n_steps: Points of each path.
         unrolled_exact: Whether to run each edge of the unrolled graph too (many runs).
         rank_by: Edges are chosen by mean absolute effect over examples (``size``), or by the
@@ -183,7 +188,8 @@ def edge_study(
             source's answer less that of the base's.
 
     Raises:
-        InputError: If the model has gates, or base and source have equal answers.
+        InputError: If the model's stream cannot be read as nodes and edges, or base and source have
+            equal answers.
 
     Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
 
@@ -196,8 +202,9 @@ def edge_study(
         1.0
     """
     graph, base, source, scored = graph_of_pairs(
-        model, base, source, n_loops=n_loops, neurons=neurons, split=split, scored=scored
-    )
+        model, base, source, n_loops=n_loops, neurons=neurons, split=split, scored=scored,
+        stream_norms=stream_norms,
+    )  # fmt: skip
     if unrolled_exact and "exact" not in methods:
         expected, fix = "False without the method 'exact'", "Add 'exact' to methods."
         raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
@@ -207,7 +214,7 @@ def edge_study(
         effects = EdgeEffects(model, graph, base, source, scored=scored, metric=metric)
         generator = torch.Generator().manual_seed(seed)
         circuits, axes = TiedCircuits(effects), _TiedAxes(graph)
-        every = [*names, *CONTROLS]
+        every = [*names, *effects.controls]
         unrolled, tied = _scores(effects, every, n_steps, unrolled_exact, generator)
         pruned = circuits.pruned(threshold)
         at_random = circuits.at_random(int(pruned.sum()), generator)
@@ -246,7 +253,7 @@ def edge_study(
             random_faithfulness=float(np.mean(at_random)),
             completeness=circuits.completeness(pruned, generator),
             neurons={name: list(group) for name, group in (neurons or {}).items()},
-            config=model.config,
+            config=model.config if isinstance(model, LoopedTransformer) else graph.layout,
         )
 
 

@@ -58,7 +58,7 @@ def _(result: EdgeStudy) -> list[Figure]:
             f"{'at all loops at once' if best == 'exact' else 'summed over loops'}; lags with less "
             "than 1% of the largest are left out."
         ),
-        control="The data has the scores of both controls, norms and random numbers.",
+        control="The data has the scores of the controls.",
         data=result.to_dataframe(),
     )
     f = result.data["faithfulness"].sel(graph=TIED)
@@ -71,10 +71,13 @@ def _(result: EdgeStudy) -> list[Figure]:
             "The base's run with another input's values on all edges but those of highest score: "
             "1 is the model's own metric, 0 that of the other input."
         ),
-        control="Edges chosen by norms (magnitude) and at random.",
+        control=f"Edges at random{' and by norms' if 'magnitude' in names else ''}.",
         data=result.areas(),
     )
     return [scores, faithfulness, *([_circuit(result)] if result.tied_edges() else [])]
+
+
+_ROLES = {"q": "query", "k": "key", "v": "value", "gate": "gate"}
 
 
 def _best(result: EdgeStudy) -> str:
@@ -116,7 +119,7 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
                 fix="result.to_dataframe() lists them.",
             )
         reader = without_slot(receiver)  # a slot becomes the role of the link
-        role = {"q": "query", "k": "key", "v": "value"}[receiver[-1]] if reader != receiver else ""
+        role = _ROLES[receiver.rpartition(".")[2]] if reader != receiver else ""
         effect, size = table.loc[(sender, receiver, lag), ["effect", "size"]]
         minimal = result.data["minimality"].sel(tied_sender=sender, tied_receiver=receiver, lag=lag)
         for end in (sender, reader):
@@ -142,5 +145,6 @@ def _node(name: str) -> GraphNode:
     label = label if section == "block" else f"{section} {label}"
     stage = 2 * int(layer) + (not head)
     note = "" if head or rest == "mlp" else f"neurons of MLP {layer}"
+    note = f"norm of the stream, layer {layer}" if rest.startswith("ln") else note
     part = {"prelude": "prelude", "block": "loop", "coda": "readout"}[section]
     return GraphNode(name, kind, label, part, stage, note)

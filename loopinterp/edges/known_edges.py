@@ -38,6 +38,7 @@ from loopinterp.edges.unrolled_graph import (
 )
 
 if TYPE_CHECKING:
+    from loopinterp.edges.stream_layout import StreamLayout
     from loopinterp.models.config import LoopedTransformerConfig
 
 _OVERLAP = 0.1  # least share of a direction that a component reads
@@ -96,7 +97,10 @@ def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Tie
 
 
 def as_circuit(
-    edges: Iterable[TiedEdge], config: LoopedTransformerConfig, *, name: str = "found"
+    edges: Iterable[TiedEdge],
+    config: LoopedTransformerConfig | StreamLayout,
+    *,
+    name: str = "found",
 ) -> Circuit:
     """Edges between components as a `Circuit`, to be drawn, saved, unrolled and compared.
 
@@ -159,7 +163,7 @@ def as_circuit(
 
 
 def _between_components(
-    edges: Iterable[TiedEdge], config: LoopedTransformerConfig
+    edges: Iterable[TiedEdge], config: LoopedTransformerConfig | StreamLayout
 ) -> Iterator[TiedEdge]:
     """The edges without slots, those between hooks as one between each of their components."""
     graph = UnrolledGraph(config, 1)

@@ -13,6 +13,8 @@ import torch
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, unknown_name
 from loopinterp.core.text import ShortRepr
+from loopinterp.edges.stream_layout import HEADS, MLP, SLOTS, StreamLayout, layout_of
+from loopinterp.models.addresses import SiteMap
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
 INPUT, READOUT = "input", "readout"
-SLOTS = ("q", "k", "v")
 LATER = 2
 """The lag of edges that reach over two loops or more."""
 
@@ -37,7 +38,7 @@ _WRITES = {
 """The hooks at which a sender's output is seen, by its kind."""
 
 _READS = {"head": ("hook_attn_in", "attn.hook_z"), "mlp": ("hook_mlp_in", "mlp.hook_pre")}
-_SLOT_HOOKS = {slot: (f"attn.hook_{slot}", f"hook_{slot}_input") for slot in SLOTS}
+_SLOT_HOOKS = {slot: (f"attn.hook_{slot}", f"hook_{slot}_input") for slot in SLOTS[:3]}
 """The hooks at which a receiver's input is seen."""
 
 TiedEdge = tuple[str, str, int]
@@ -46,7 +47,7 @@ TiedEdge = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Component:
-    """A head, an MLP, a group of neurons, the input or the readout."""
+    """A head, an MLP, a group of neurons, a norm of the stream, the input or the readout."""
 
     tied: str  # name in the tied block, as "block.0.head.1"
     stage: int  # components of smaller stages write before it reads
@@ -55,6 +56,8 @@ class Component:
     layer: int | None = None  # of the section
     head: int | None = None
     neurons: tuple[int, ...] | None = None  # of a group; None for a whole MLP
+    number: int = -1  # of its layer in the run
+    norm: str | None = None  # name of a norm's hooks
 
     @property
     def name(self) -> str:
@@ -64,11 +67,11 @@ class Component:
     def hooks(self, of_kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
         """Names of the activations that it stands for: here, and (bare) in every layer."""
         kind = self.tied if not self.section else "mlp" if self.head is None else "head"
-        number = (self.stage - 1) // 2  # of its layer in the run
-        places = [f"blocks.{number}.", f"{self.section}.{self.layer}.", ""]
+        places = [f"blocks.{self.number}.", f"{self.section}.{self.layer}.", ""]
         if self.section == "block":
             places[1] = f"loops.{self.loop}.blocks.{self.layer}."
-        for hook in of_kinds.get(kind, ()):
+        hooks = of_kinds.get(kind, ()) if self.norm is None else [f"{self.norm}.hook_normalized"]
+        for hook in hooks:
             yield from (f"{place}{hook}" for place in (places if self.section else [""]))
 
 
@@ -80,13 +83,19 @@ class UnrolledGraph(ShortRepr):
     *tied* edge is all edges between two components with one lag: 0 within a loop, 1 to the next
     one, 2 for all later ones; into coda and readout, counted from the last loop.
 
+    Norms of the stream may be components too (``1:block.0.ln2_post``): then what was written before
+    reaches later receivers through the norm alone.
+
     Args:
+        config: Of a ``LoopedTransformer``; of another model its ``site_map``, or the
+            :class:`StreamLayout` made from it.
         neurons: Groups of neurons that are components, named like ``block.0.carry``; the other
             neurons of that MLP form one component.
         split: Whether queries, keys and values are separate receivers, ``0:block.0.head.1.q``.
 
     Raises:
-        InputError: If a group's name has another form, or neurons are in two groups.
+        InputError: If a group's name has another form, or neurons are in two groups; if a site map
+            has no separate heads and MLPs.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -101,21 +110,23 @@ class UnrolledGraph(ShortRepr):
     @checked
     def __init__(
         self,
-        config: LoopedTransformerConfig,
+        config: LoopedTransformerConfig | SiteMap | StreamLayout,
         n_loops: Loops,
         *,
         neurons: Mapping[str, Sequence[int]] | None = None,
         split: bool = False,
     ) -> None:
         self.n_loops, self.split = n_loops, split
-        self.senders = [Component(INPUT, 0), *_components(config, n_loops, neurons or {})]
+        self.layout = config if isinstance(config, StreamLayout) else layout_of(config)
+        groups = _neuron_groups(self.layout, neurons or {})
+        self.senders = [Component(INPUT, 0), *_components(self.layout, n_loops, groups)]
         last = self.senders[-1].stage + 1
         self.readers = [*self.senders[1:], Component(READOUT, last)]
         # (number of the reader, slot), with slot "" for its whole input
         self.receivers = [
             (k, slot)
             for k, reader in enumerate(self.readers)
-            for slot in (SLOTS if split and reader.head is not None else ("",))
+            for slot in (self.layout.slots if split and reader.head is not None else ("",))
         ]
         self.sender_names = [sender.name for sender in self.senders]
         self.receiver_names = [_with_slot(self.readers[k].name, slot) for k, slot in self.receivers]
@@ -124,12 +135,29 @@ class UnrolledGraph(ShortRepr):
         write_stage = torch.tensor([sender.stage for sender in self.senders])
         # A receiver sees every sender of an earlier stage.
         self.edges: Bool[Tensor, "sender receiver"] = write_stage[:, None] < self.read_stages
+        self.groups: Int[Tensor, " receiver"] | None = None
+        """Receivers that may share a stream, as no sender has edges to two of a group."""
 
     def __repr__(self) -> str:
         return (
             f"<UnrolledGraph: {self.n_loops} loops, {len(self.senders)} senders, "
             f"{len(self.receivers)} receivers, {int(self.edges.sum())} edges>"
         )
+
+    def restrict(self, edges: Bool[Tensor, "sender receiver"]) -> None:
+        """Keep these edges alone, and group the receivers: each joins the first group it can."""
+        self.edges = self.edges & edges
+        heard = torch.zeros(len(self.senders), 0, dtype=torch.bool)  # senders of each group
+        numbers = []
+        for column in self.edges.T:
+            free = (~(heard & column[:, None]).any(0)).nonzero()
+            numbers.append(int(free[0]) if len(free) else heard.shape[1])
+            if not len(free):
+                heard = torch.cat([heard, torch.zeros_like(column)[:, None]], 1)
+            heard[:, numbers[-1]] |= column
+        # In the order of their last reading, as streams are dropped.
+        order = {number: k for k, number in enumerate(dict.fromkeys(reversed(numbers)))}
+        self.groups = torch.tensor([len(order) - 1 - order[number] for number in numbers])
 
     def senders_named(self, names: str | Iterable[str], what: str = "senders") -> list[int]:
         """Numbers of senders; a name without a loop stands for all loops.
@@ -207,29 +235,41 @@ def _numbers_of(
 
 
 def _components(
-    config: LoopedTransformerConfig, n_loops: int, neurons: Mapping[str, Sequence[int]]
+    layout: StreamLayout, n_loops: int, groups: Mapping[str, Mapping[str, tuple[int, ...] | None]]
 ) -> Iterator[Component]:
-    """Heads and groups of neurons of the whole run, in the order of writing."""
-    layers: list[tuple[str, int | None, int]] = [
-        *(("prelude", None, k) for k in range(config.n_prelude)),
-        *(("block", t, k) for t in range(n_loops) for k in range(config.n_layers)),
-        *(("coda", None, k) for k in range(config.n_coda)),
+    """Heads, groups of neurons and norms of the whole run, in the order of writing."""
+    layers: list[tuple[str, int | None, int, Sequence[str]]] = [
+        *(("prelude", None, k, parts) for k, parts in enumerate(layout.prelude)),
+        *(("block", t, k, parts) for t in range(n_loops) for k, parts in enumerate(layout.block)),
+        *(("coda", None, k, parts) for k, parts in enumerate(layout.coda)),
     ]
-    groups = _neuron_groups({f"{s}.{k}" for s, _, k in layers}, config.mlp_width, neurons)
-    for number, (section, loop, layer) in enumerate(layers):
+    stage = 0
+    for number, (section, loop, layer, parts) in enumerate(layers):
         place: dict[str, Any] = {"section": section, "loop": loop, "layer": layer}
-        # Heads write before neurons read.
-        for head in range(config.n_heads):
-            name = f"{section}.{layer}.head.{head}"
-            yield Component(name, 2 * number + 1, head=head, **place)
-        for name, group in groups[f"{section}.{layer}"].items():
-            yield Component(name, 2 * number + 2, neurons=group, **place)
+        place["number"] = number
+        for part in parts:
+            stage += 1
+            name = f"{section}.{layer}"
+            if part == HEADS:
+                for head in range(layout.n_heads):
+                    yield Component(f"{name}.head.{head}", stage, head=head, **place)
+            elif part == MLP:
+                for group, neurons in groups[name].items():
+                    yield Component(group, stage, neurons=neurons, **place)
+            else:
+                yield Component(f"{name}.{part}", stage, norm=part, **place)
 
 
 def _neuron_groups(
-    mlps: set[str], width: int, named: Mapping[str, Sequence[int]]
+    layout: StreamLayout, named: Mapping[str, Sequence[int]]
 ) -> dict[str, dict[str, tuple[int, ...] | None]]:
     """The groups of neurons of every MLP, by section and layer; None for all neurons."""
+    if named and layout.n_neurons is None:
+        expected, fix = "none, except for a LoopedTransformer", "Leave neurons= out."
+        raise InputError("neurons", expected=expected, given=repr([*named]), fix=fix)
+    sections = {"prelude": layout.prelude, "block": layout.block, "coda": layout.coda}
+    mlps = [f"{name}.{k}" for name, layers in sections.items() for k in range(len(layers))]
+    width = layout.n_neurons or 1
     groups: dict[str, dict[str, tuple[int, ...] | None]] = {mlp: {} for mlp in mlps}
     free = {mlp: set(range(width)) for mlp in mlps}
     for name, neurons in named.items():

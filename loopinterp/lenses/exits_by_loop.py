@@ -245,7 +245,7 @@ def exit_study(
             part = _follow(
                 model, inputs[rows], None if targets is None else targets[rows], n_loops, per
             )
-            if precise is not None:
+            if precise is not None:  # the same answers are right
                 with no_autocast(inputs.device):
                     other = _follow(precise, inputs[rows], part["_right"], n_loops, per)
                 part["float32_exact"] = other["exact"]

@@ -104,11 +104,12 @@ def attend(
     tap: Tap = SILENT,
     *,
     turn: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate,
-) -> Float[Tensor, "batch head pos d_head"]:
+) -> Float[Tensor, "row head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` for each head, with its hooks.
 
     Fused, or in blocks within a window, unless scores or pattern are hooked. Consecutive query
-    heads may share a key head. ``turn`` applies rotary angles.
+    heads may share a key head. ``turn`` applies rotary angles. A tap may return more rows than it
+    was given.
     """
     q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
     if context.rotation is not None:
@@ -136,7 +137,7 @@ def attend(
 
 def _show(
     tap: Tap, name: str, x: Float[Tensor, "batch head pos d_head"]
-) -> Float[Tensor, "batch head pos d_head"]:
+) -> Float[Tensor, "row head pos d_head"]:
     """Pass hooks in TransformerLens' order of axes: batch, pos, head, d_head."""
     return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
 

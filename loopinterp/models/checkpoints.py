@@ -112,10 +112,10 @@ def write_model(
     ``texts`` go to the weights' metadata.
     """
     need_plain(model, "a model to be saved", saved=True)
-    config = model.config.to_dict() if config is None else config
-    about = {"config": config_hash(config), **texts}
+    described: Mapping[str, Any] = model.config.to_dict() if config is None else config
+    about = {"config": config_hash(described), **texts}
     write_tensors(folder / _WEIGHTS_FILE, every_tensor(model), about)
-    write_json(folder / _CONFIG_FILE, config)
+    write_json(folder / _CONFIG_FILE, described)
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:

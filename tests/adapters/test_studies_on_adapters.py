@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loopinterp import dynamics, edges, interventions, lenses, pages, probing
 from loopinterp.core.errors import InputError
+from loopinterp.edges.stream_layout import layout_of
 from loopinterp.models import ResidualBelow, iterate, run_until
 from loopinterp.models.protocol import takes_loop
 from loopinterp.tasks import Batch
@@ -217,10 +218,18 @@ def test_transformer_lens_patches_every_loop_of_it(name: str) -> None:
 
 
 @every
-def test_attribution_by_edges_says_that_it_is_for_models_of_ours(name: str) -> None:
-    batch = _batch(name)
-    with pytest.raises(InputError, match="LoopedTransformer"):
-        edges.edge_study(adapted(name), batch, batch)
+@pytest.mark.parametrize("stream_norms", ["edges", "nodes"])
+def test_all_paths_from_the_input_together_are_the_source_s_run(
+    name: str, stream_norms: Any
+) -> None:
+    model, base, source = adapted(name), tokens_of(name, 2, 4), tokens_of(name, 2, 4, seed=1)
+    layout = layout_of(model.site_map, stream_norms)
+    everywhere = edges.UnrolledGraph(layout, 2).receiver_names
+    patched = edges.path_patching(
+        model, base, source, senders="input", receivers=everywhere, n_loops=2,
+        stream_norms=stream_norms,
+    )  # fmt: skip
+    torch.testing.assert_close(patched, model(source, n_loops=2), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["ouro", "huginn"])
