@@ -281,11 +281,13 @@ def _(task: NextToken, text: str) -> Batch | None:
 
 @_shown_example.register
 def _(task: DecimalOperands, text: str) -> Batch | None:
-    between = re.escape(f" {task.operator} ")
-    form = re.fullmatch(rf"\s*(\d+(?:{between}\d+)+) =(?: \d*)?\s*", text)
+    sign = re.escape(task.operator)
+    shown = re.fullmatch(rf"\s*(\d+(?: {sign} \d+)+) =(?: \d*)?\s*", text)
+    # Without "=", which every row of tokens has, the text is a question in numbers too.
+    form = shown or re.fullmatch(rf"\s*(\d+(?:\s*{sign}\s*\d+)+)\s*", text)
     if form is None:
         return None
-    return task.from_digits(*_least_first(form[1].split(f" {task.operator} ")))
+    return task.from_digits(*_least_first(re.split(rf"\s*{sign}\s*", form[1])))
 
 
 @_shown_example.register

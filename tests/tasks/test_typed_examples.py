@@ -133,9 +133,18 @@ def test_what_is_no_word_is_refused_with_its_place() -> None:
 
 
 def test_of_half_an_example_no_answer_is_known() -> None:
-    task = get_task("abacus_addition")
-    batch = typed_example(task, "12+3")
+    batch = typed_example(get_task("abacus_addition"), "12+")
     assert bool((batch.targets == IGNORE).all())
+
+
+def test_decimal_numbers_have_their_most_significant_digit_first() -> None:
+    """With or without "=" and spaces; tokens, which have the "=", are read as they stand."""
+    task = get_task("abacus_addition")
+    for text in ("194 + 7", "194+7", " 194 +7 ", "194 + 7 ="):
+        assert task.decode(typed_example(task, text)) == ["194 + 7 = 201"]
+    assert task.decode(typed_example(task, "491+7=102$")) == ["194 + 7 = 201"]
+    product = get_task("abacus_multiplication")
+    assert product.decode(typed_example(product, "12*30")) == ["12 * 30 = 360"]
 
 
 @pytest.mark.parametrize("name", list_tasks())
