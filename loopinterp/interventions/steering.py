@@ -252,7 +252,8 @@ def steering_sweep(
         states = model(inputs, n_loops=n_loops, return_type="states")  # [loop, batch, pos, d]
         runs = _Runs(model, inputs, states, asked, metric, names)
         clean = runs.measure()
-        drawn = torch.randn(n_draws, len(direction), generator=generator).to(direction)
+        drawn = torch.randn(n_draws, len(direction), generator=generator, dtype=torch.float32)
+        drawn = drawn.to(direction)
         others = drawn * (direction.norm() / drawn.norm(dim=1, keepdim=True))
         options: dict[str, Any] = {"mode": mode, "head": head, "positions": where[0]}
         shape = len(chosen), len(strengths), 1 + n_draws

@@ -102,13 +102,13 @@ class LoopView(ShortRepr):
             yield view, (view.state - view.previous.state).float()
             view = view.previous
 
-    def at_rounding(self) -> Bool[Tensor, " batch"]:
-        """Whether rounding explains all movement of the scored positions over the last 8 loops.
+    def at_rounding(self) -> Bool[Tensor, "batch pos"]:
+        """Whether rounding explains all movement of a position over the last 8 loops.
 
         So it does if none of the last 8 states is further away than one rounding; a drift leaves
         that distance. Always False in float32, where movement is resolved.
         """
-        rests = torch.zeros_like(self.mask[:, 0])
+        rests = torch.zeros_like(self.mask)
         if not self.rounding:
             return rests
         limit = self.rounding * self.state.float().norm(dim=-1)  # [batch, pos]
@@ -118,7 +118,7 @@ class LoopView(ShortRepr):
                 return torch.zeros_like(rests)
             view = view.previous
             away = (self.state.float() - view.state.float()).norm(dim=-1)
-            rests = rests & ((away <= limit) | ~self.mask).all(-1)
+            rests = rests & (away <= limit)
         return rests
 
     def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:

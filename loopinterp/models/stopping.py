@@ -118,8 +118,8 @@ class ResidualBelow(_Rule):
         """The largest relative residual."""
         if view.previous is None:
             return view.constant(math.inf)
-        score = view.worst(_relative((view.state - view.previous.state).float(), view))
-        return score.masked_fill(view.at_rounding(), 0)
+        moved = _relative((view.state - view.previous.state).float(), view)
+        return view.worst(moved.masked_fill(view.at_rounding(), 0))
 
 
 @_rule
@@ -137,8 +137,8 @@ class ReadoutKL(_Rule):
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
         # KL(now || before) at each position [batch, pos], summed over classes.
-        score = view.worst((now.exp() * (now - before)).sum(-1))
-        return score.masked_fill(view.at_rounding(), 0)
+        moved = (now.exp() * (now - before)).sum(-1)
+        return view.worst(moved.masked_fill(view.at_rounding(), 0))
 
 
 @_rule
@@ -159,11 +159,12 @@ class AccelerationBelow(_Rule):
         updates = list(islice(view.updates(), 3))
         if len(updates) < 3:
             return view.constant(math.inf)
+        rests = view.at_rounding()  # [batch, pos]
         hits = [
-            view.worst(_relative(update - before, now))
+            view.worst(_relative(update - before, now).masked_fill(rests, 0))
             for (now, update), (_, before) in pairwise(updates)
         ]
-        return torch.maximum(*hits).masked_fill(view.at_rounding(), 0)
+        return torch.maximum(*hits)
 
 
 def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Tensor:

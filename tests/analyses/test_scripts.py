@@ -74,6 +74,7 @@ ELSEWHERE = (
     "reduced_models",
     "decompiling_benchmark",
     "trained_albert",
+    "half_precision",
     *("ouro_small_edges", "ouro_small_results", "train_ouro_small"),
     *("claims", "learned_gates", "second_order_exits", "lens_ranks", "forced_depth"),
     *("cyclic_fixed_points", "doubling"),
