@@ -326,12 +326,15 @@ def hostile() -> dict[str, Any]:
     return {
         "mixed positions": adapt(trm.tiny(mlp_t=True)),
         "four methods": adapt(_FourMethods().eval(), inputs=tokens, n_loops=2),
+        "repeated": adapt(ouro.tiny(), repeat="model.layers", inputs=tokens),
         "no taps": _WithoutTaps(ouro.tiny()),
         "reads elsewhere": _ReadsElsewhere(ouro.tiny()),
     }
 
 
-@pytest.mark.parametrize("name", ["mixed positions", "four methods", "no taps", "reads elsewhere"])
+@pytest.mark.parametrize(
+    "name", ["mixed positions", "four methods", "repeated", "no taps", "reads elsewhere"]
+)
 def test_a_model_without_separate_components_is_refused(name: str) -> None:
     model: Any = hostile()[name]
     n_pos = model.config.n_ctx or 4
