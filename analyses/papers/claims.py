@@ -111,7 +111,8 @@ def right_at(data: xr.Dataset, rule: str, mean_loops: float) -> np.ndarray:
     score[0] = torch.inf  # no loop was made
     exact, row = data["exact"].values.astype(float), np.arange(score.shape[1])
     finite = score[score.isfinite()].double()
-    cuts = finite.quantile(torch.linspace(0, 1, 400, dtype=torch.float64)).float().unique()
+    steps = torch.linspace(0, 1, 400, dtype=torch.float64)
+    cuts = finite.quantile(steps).to(score.dtype).unique()
     stops = [first_ready(score, cut).numpy() for cut in (-torch.inf, *cuts.tolist())]
     means = np.array([stop.mean() for stop in stops])
     if means[-1] > mean_loops:

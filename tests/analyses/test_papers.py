@@ -92,7 +92,7 @@ def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
     shutil.copy(RESULTS / FILE, tmp_path)
     model = load_pretrained("ouro-small")
     monkeypatch.setattr(doubling, "ouro_small", lambda args, seed: model)
-    small = ["--seed", "1", "--samples", "40", "--results", str(tmp_path), "--page", str(page)]
+    small = ["--seed", "1", "--samples", "150", "--results", str(tmp_path), "--page", str(page)]
     monkeypatch.setattr(sys, "argv", ["doubling", *small, "--figures", str(tmp_path)])
     doubling.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("yes.")
