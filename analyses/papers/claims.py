@@ -42,7 +42,7 @@ class Claim(NamedTuple):
     status: str  # yes, no or not decided
 
 
-def options(about: str, **defaults: Any) -> argparse.Namespace:
+def options(about: str | None, **defaults: Any) -> argparse.Namespace:
     """The arguments of a script."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--weights", type=Path, default=Path("runs/ouro-small"))
@@ -74,13 +74,14 @@ def data_of(per: str, n: int) -> Batch:
     return replace(parts[0], **joined)
 
 
-def interval(estimate: Sequence[float], times: float = 1, digits: int = 2) -> str:
+def interval(estimate: Any, times: float = 1, digits: int = 2) -> str:
     """``value (low–high)``."""
-    value, low, high = (f"{times * x:.{digits}f}".replace("-", "−") for x in estimate)
+    rounded = (round(times * float(x), digits) + 0.0 for x in estimate)  # no -0.0
+    value, low, high = (f"{x:.{digits}f}".replace("-", "−") for x in rounded)
     return f"{value} ({low} to {high})" if "−" in value + low else f"{value} ({low}–{high})"
 
 
-def within(name: str, estimate: Sequence[float]) -> dict[str, float]:
+def within(name: str, estimate: Any) -> dict[str, float]:
     """An estimate as three columns."""
     return dict(zip((name, f"{name}_low", f"{name}_high"), map(float, estimate)))
 
@@ -100,21 +101,22 @@ def hop(tokens: Tensor, at: Tensor, hops: int) -> Tensor:
     return at
 
 
-def right_at(data: xr.Dataset, rule: str, mean_loops: float) -> np.ndarray | None:
+def right_at(data: xr.Dataset, rule: str, mean_loops: float) -> np.ndarray:
     """The chance of each row to be right where a rule makes so many loops on average.
 
-    Between two tolerances, each row stops by one of them with the chance that gives that mean. None
+    Between two tolerances, each row stops by one of them with the chance that gives that mean. NaN
     if the rule cannot stop so early. From the data of an ``exit_study``.
     """
     score = torch.tensor(data["score"].sel(rule=rule).values)  # [loop, row]
     score[0] = torch.inf  # no loop was made
     exact, row = data["exact"].values.astype(float), np.arange(score.shape[1])
     finite = score[score.isfinite()].double()
-    cuts = finite.quantile(torch.linspace(0, 1, 400, dtype=torch.float64)).float().unique()
+    steps = torch.linspace(0, 1, 400, dtype=torch.float64)
+    cuts = finite.quantile(steps).to(score.dtype).unique()
     stops = [first_ready(score, cut).numpy() for cut in (-torch.inf, *cuts.tolist())]
     means = np.array([stop.mean() for stop in stops])
     if means[-1] > mean_loops:
-        return None
+        return np.full(len(row), np.nan)
     k = max(int(np.argmax(means <= mean_loops)), 1)
     share = (mean_loops - means[k]) / max(means[k - 1] - means[k], 1e-9)
     return share * exact[stops[k - 1], row] + (1 - share) * exact[stops[k], row]
@@ -139,12 +141,15 @@ def publish(
     known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["script"])
     new = pd.DataFrame([{"script": name, **claim._asdict()} for claim in claims])
     known = pd.concat([known[known["script"] != name], new])
-    known = pd.concat([known[known["script"] == script] for script in SCRIPTS])
+    parts: list[Any] = [known[known["script"] == script] for script in SCRIPTS]
+    known = pd.concat(parts)
     known.to_csv(file, index=False)
-    rows.to_csv(args.results / f"papers_{name}.csv", index=False, float_format="%.4f")
+    measured = args.results / f"papers_{name}.csv"
+    rows.to_csv(measured, index=False, float_format="%.4f")
+    shown = as_table(pd.read_csv(measured))  # of the numbers as they are kept
     args.figures.mkdir(parents=True, exist_ok=True)
-    print(as_table(rows), save_figure(plot, args.figures / f"{name}.html"), sep="\n")
-    rewrite(args.page, {"papers": claims_table(known), name: as_table(rows)})
+    print(shown, save_figure(plot, args.figures / f"{name}.html"), sep="\n")
+    rewrite(args.page, {"papers": claims_table(known), name: shown})
     for claim in claims:
         print(f"{claim.paper}: {claim.claim} {claim.model}: {claim.found} {claim.status}.")
 

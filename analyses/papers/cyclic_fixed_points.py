@@ -18,6 +18,7 @@ from analyses.tables_in_pages import table
 from loopinterp.core.intervals import mean_estimate
 from loopinterp.dynamics import attention_stabilisation_study, layer_limits
 from loopinterp.figures import Series, line_figure
+from loopinterp.models import iterate
 from loopinterp.zoo import load_pretrained
 
 PAPER, LOOPS, SETTLED = "2604.11791", 128, 0.01
@@ -46,13 +47,17 @@ def main() -> None:
         row |= within("residual 2", mean_estimate(residual[1].max(0)))
         row |= within("residual", mean_estimate(residual[-1].max(0)))
         row |= within("distance", mean_estimate(apart))
+        *_, (_, last) = iterate(model, batch.inputs, LOOPS)  # [batch, pos, d_model]
+        gap = (last - last.roll(1, 0)).norm(dim=-1) / last.norm(dim=-1)
+        row |= within("inputs", mean_estimate(gap.mean(1).detach().numpy()))
         row |= within("heads", mean_estimate(change[-1] / np.nanmax(change, 0)))
         rows.append(row)
         lines.append(Series(name, range(1, LOOPS + 1), residual.max(1).mean(-1)))
         status = "yes" if row["residual_high"] < SETTLED < row["distance_low"] else "no"
         found = (
             f"after {LOOPS} loops the residual of the layer that moves most is "
-            f"{cell(row, 'residual', 1, 3)}; layers are {cell(row, 'distance', 1, 2)} apart."
+            f"{cell(row, 'residual', 1, 3)}; layers are {cell(row, 'distance', 1, 2)} apart, "
+            f"states of different inputs {cell(row, 'inputs', 1, 2)}."
         )
         claims.append(Claim(PAPER, LAYERS, name, found, status))
         status = "yes" if row["heads_high"] < 0.05 else "no"
@@ -64,10 +69,10 @@ def main() -> None:
 
 def as_table(rows: pd.DataFrame) -> str:
     """A row for each model."""
-    names = ("residual 2", "residual", "distance", "heads")
+    names = ("residual 2", "residual", "distance", "inputs", "heads")
     shown = [[x["model"], *(cell(x, name, 1, 3) for name in names)] for _, x in rows.iterrows()]
     header = ["model", "residual, loop 2", f"residual, loop {LOOPS}", "distance between layers"]
-    header.append("change of attention, share of the largest")
+    header += ["distance between inputs", "change of attention, share of the largest"]
     return table(header, shown)
 
 

@@ -5,7 +5,7 @@
 If each state knows where K = 2^t - 1 hops lead after t loops, layer 0 of the next loop can read the
 state there, to know 2K, and layer 1 the state one hop on, to know 2K + 1. Then in the last loop the
 answer depends on the values of hop K + 1 in layer 0 and of hop 1 in layer 1 alone, and a source's
-values make it the symbol to which the hops that are left lead from there in the source.
+values make it the symbol to which the hops that are left lead there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from loopinterp.figures import Series, line_figure
 from loopinterp.interventions.engine import random_change
 
 PAPER, CLAIM = "2402.09268", "k hops need a depth of log k; here: each loop doubles the hops."
-CASES = {0: ((8, 4),), 1: ((3, 2), (7, 3))}  # by seed: hops, and the loops that answer them
+# By seed: hops, and the loops that answer them.
+CASES: dict[int, Any] = {0: ((8, 4),), 1: ((3, 2), (7, 3))}
 SITES = {"state": "hook_state_pre", **{f"layer {k}": f"blocks.{k}.attn.hook_v" for k in (0, 1)}}
 
 
@@ -54,8 +55,7 @@ def measure(model: Any, seed: int, hops: int, n_loops: int, n: int) -> list[dict
             end = hop(source, at, left)
             says = source.gather(1, end[:, None])[:, 0].where(end > 0, torch.tensor(TASK.n_symbols))
             told = says != clean
-            same = (answers == says)[told]  # after the interchange
-            follows.append(wilson_estimate(int(same.sum()), int(told.sum())))
+            follows.append(wilson_estimate(int((answers == says)[told].sum()), int(told.sum())))
         row |= within("follows", follows.pop(hops - max(k, 0)))
         rows.append(row | {"rival": max(x[0] for x in follows)})
     return rows
@@ -68,8 +68,8 @@ def as_table(rows: pd.DataFrame) -> str:
          *(cell(x, name) for name in ("changed", "noise", "follows")), f"{100 * x['rival']:.0f}"]
         for _, x in rows.iterrows() if x["changed"] > 0.05 or x["predicted"]
     ]  # fmt: skip
-    header = ["seed", "p", "last loop", "site", "hop", "predicted", "answers changed", "by noise"]
-    return table([*header, "as the source says", "best other"], shown)
+    header = ["seed", "p", "last loop", "site", "hop", "predicted", "changed", "by noise"]
+    return table([*header, "follows", "best other"], shown)
 
 
 def main() -> None:
@@ -77,9 +77,8 @@ def main() -> None:
     parts, claims = [], []
     for seed in args.seed:
         model = ouro_small(args, seed)
-        rows = pd.DataFrame(
-            [r for x in CASES[seed] for r in measure(model, seed, *x, args.samples)]
-        )
+        found = [r for p, t in CASES[seed] for r in measure(model, seed, p, t, args.samples)]
+        parts.append(rows := pd.DataFrame(found))
         least, others = rows.query("predicted"), rows.query("site != 'state' and not predicted")
         worst, most = least.loc[least["follows"].idxmin()], others.loc[others["changed"].idxmax()]
         holds = worst["follows_low"] > max(0.75, worst["rival"]) and most["changed_high"] < 0.1
@@ -87,13 +86,12 @@ def main() -> None:
             f"at predicted places {cell(worst, 'follows')}% of answers or more follow the source; "
             f"elsewhere {cell(most, 'changed')}% change at most."
         )
-        of = f"ouro-small, seed {seed}"
-        claims.append(Claim(PAPER, CLAIM, of, found, "yes" if holds else "no"))
-        parts.append(rows)
+        name = f"ouro-small, seed {seed}"
+        claims.append(Claim(PAPER, CLAIM, name, found, "yes" if holds else "no"))
     rows = pd.concat(parts)
-    cases = rows.query("site != 'state'").groupby(["seed", "p", "site"])
-    lines = [Series(str(case), part["hop"].values, part["changed"].values) for case, part in cases]
-    plot = line_figure(lines, x_title="hop of the position", y_title="answers changed")
+    by_case = rows.query("site != 'state'").groupby(["seed", "p", "site"])
+    lines = [Series(str(k), x["hop"].tolist(), x["changed"].tolist()) for k, x in by_case]
+    plot = line_figure(lines, x_title="hop", y_title="answers changed")
     publish("doubling", args, claims, rows, as_table, plot)
 
 

@@ -38,10 +38,10 @@ def main() -> None:
     for name in ZOO:
         model = load_pretrained(name)
         batch = model.task.sample(8, batch_size=args.samples, seed=0)
-        runs[name, "n = 8"] = (model, fit_to_model(model, batch))
+        runs[name, "n = 8"] = (model, batch)
     lost: dict[str, list[np.ndarray]] = {}
     for (name, what), (model, batch) in runs.items():
-        own = getattr(model, "n_loops", None) or int(batch.n_loops.max())
+        own = int(fit_to_model(model, batch).n_loops.max())
         result = exit_study(model, batch, rules={"entropy": EntropyBelow(0.1)}, n_loops=LOOPS)
         exact = result.data["exact"].values.astype(float)  # [loop, batch]
         for loop in range(1, LOOPS + 1):

@@ -82,7 +82,9 @@ def as_table(rows: pd.DataFrame) -> str:
     """Per cent on top, by loop and layer, of the results of 1 to 8 hops; the greatest control."""
     shown = []
     for (seed, loop, layer), part in rows.groupby(["seed", "loop", "layer"], sort=True):
-        by_kind = {kind: x.set_index("hops")["top"] for kind, x in part.groupby("kind")}
+        by_kind: dict[Any, Any] = {
+            kind: x.set_index("hops")["top"] for kind, x in part.groupby("kind")
+        }
         cells = [f"{100 * float(by_kind['result'][k]):.0f}" for k in range(1, HOPS + 1)]
         control = 100 * float(np.max(by_kind["another's"]))
         shown.append([seed, loop, layer, *cells, f"{control:.0f}"])
