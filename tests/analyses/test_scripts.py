@@ -75,6 +75,7 @@ ELSEWHERE = (
     "decompiling_benchmark",
     "trained_albert",
     *("ouro_small_results", "train_ouro_small"),
+    *("train_trm_small", "trained_reasoners", "trained_reasoners_page"),
 )
 """With tests of their own, here or in a file of their name."""
 

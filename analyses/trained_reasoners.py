@@ -1,0 +1,370 @@
+"""What the studies find in the small TRM and HRM of ``train_trm_small``, on sudokus and mazes.
+
+    python -m analyses.trained_reasoners depth          # right answers after 0 to 40 loops
+    python -m analyses.trained_reasoners page           # the tables of the page, from the files
+
+Parts: depth, exits, simple, fates, restarts, attention, ablation, probes, patching, locality. Each
+writes analyses/results/reasoners_PART.csv. A loop is one slow cycle; a segment has two. Puzzles are
+fresh: none is in the training set. Weights are read from ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analyses.tables_in_pages import RESULTS
+from analyses.train_trm_small import KINDS, OUT, TASKS, build, fresh, trained
+from loopinterp.adapters import adapt
+from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.dynamics import (
+    convergence_study,
+    exact_match,
+    extrapolation_study,
+    jvp,
+    likeliest,
+    lyapunov_exponents,
+    reachability_study,
+    run_loops,
+)
+from loopinterp.dynamics.measures import correctness
+from loopinterp.interventions import ablation_study, patching_sweep
+from loopinterp.lenses import attention_study, exit_study
+from loopinterp.models import bind
+from loopinterp.probing import probe_study
+from loopinterp.tasks import IGNORE, Batch
+from loopinterp.tasks.maze import WAYS
+from loopinterp.tasks.sudoku import peers
+
+LOOPS, SEGMENT = 16, 2
+"""Loops of a run as in training, and of a segment."""
+LATER = 64
+"""Loops of a run that shows whether a state settles."""
+
+
+def models(
+    out: Path, seeds: list[int], kinds: tuple[str, ...] = KINDS[:2], untrained: bool = False
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Who a model is, and the model behind its adapter."""
+    for task in TASKS:
+        for kind in kinds:
+            for seed in seeds:
+                who = {"task": task, "model": kind, "seed": seed}
+                if (out / f"{kind}-{task}-seed-{seed}.safetensors").exists():
+                    yield who, adapt(trained(out, kind, task, seed))
+            if untrained:
+                who = {"task": task, "model": f"untrained {kind}", "seed": 0}
+                yield who, adapt(build(kind, task, 0).eval())
+
+
+def puzzles(who: dict[str, Any], n: int, seed: int = 10**6) -> Batch:
+    """Fresh puzzles; without their task, as the models have one vocabulary for both ends."""
+    return replace(fresh(who["task"], n, seed), task=None)
+
+
+def answered(model: Any, batch: Batch, n_loops: int = LOOPS) -> Tensor:
+    """Whether each puzzle is solved after so many loops, [batch]."""
+    rights = []
+    for rows in torch.arange(len(batch)).split(250):
+        answer = likeliest(model(batch.inputs[rows], n_loops=n_loops))
+        rights.append(exact_match(correctness(answer, batch.targets[rows])).bool())
+    return torch.cat(rights)
+
+
+def ends(name: str, estimate: Any) -> dict[str, float]:
+    """Columns of a value with its interval."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), map(float, estimate)))
+
+
+def depth(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Share of grids, and of cells, that are right after each loop."""
+    for who, model in models(out, seeds, KINDS, untrained=True):
+        found = extrapolation_study(model, puzzles(who, n), n_loops=40).data
+        for loop in found["loop"].values:
+            exact, cells = (found[x].sel(loop=loop).values for x in ("exact", "accuracy"))
+            yield {
+                **who, "loop": loop, "n": n,
+                **ends("exact", wilson_estimate(exact.sum(), n)),
+                **ends("cells", mean_estimate(cells)),
+            }  # fmt: skip
+
+
+def exits(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """What every stopping rule reaches, and the halting head as in training."""
+    for who, model in models(out, seeds):
+        batch = puzzles(who, n)
+        found = exit_study(model, batch, n_loops=LOOPS, gate=model.exit_probability)
+        best, loops = found.best_loop()
+        yield {**who, "rule": "one budget", "right": best, "loops": loops}
+        right, loops = found.oracle()
+        yield {**who, "rule": "oracle", "right": right, "loops": loops}
+        for rule in found.rules:
+            right, dealt, loops = found.gain(rule)
+            cheapest = found.cheapest(rule)
+            yield {**who, "rule": rule, "right": right, "loops": loops, "dealt": dealt,
+                   "cheapest": np.nan if cheapest is None else cheapest}  # fmt: skip
+        exact = found.data["exact"].values[SEGMENT::SEGMENT]  # [segment, batch]
+        halts = found.data["score"].sel(rule="gate").values[SEGMENT::SEGMENT] < 0.5
+        stop = np.where(halts.any(0), halts.argmax(0), len(exact) - 1)
+        yield {
+            **who, "rule": "halting head, as trained",
+            "right": np.take_along_axis(exact, stop[None], 0).mean(),
+            "loops": SEGMENT * (stop.mean() + 1), "dealt": exact.mean(1)[stop].mean(),
+            "halted": halts.any(0).mean(), "false": (halts.any(0) & ~exact[stop, range(n)]).mean(),
+        }  # fmt: skip
+
+
+def simple(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Sudokus with few blanks, fewer than in training, and with as many as there."""
+    for who, model in models(out, seeds, KINDS):
+        for blanks in range(1, 13) if who["task"] == "sudoku" else ():
+            generator = torch.Generator().manual_seed(blanks)
+            drawn = TASKS["sudoku"].sample(blanks, batch_size=n, generator=generator)
+            right = answered(model, replace(drawn, task=None), model.n_loops).sum()
+            yield {**who, "blanks": blanks, "n": n, **ends("exact", wilson_estimate(right, n))}
+
+
+def chosen(model: Any, who: dict[str, Any], n: int, most: int) -> tuple[Batch, int]:
+    """Puzzles wrong after the last loop, then as many right ones; how many are wrong."""
+    batch = puzzles(who, n, seed=2 * 10**6)
+    right = answered(model, batch)
+    wrong, fine = ((right == x).nonzero()[:most, 0] for x in (False, True))
+    return batch[torch.cat((wrong, fine))], len(wrong)
+
+
+def fates(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Each wrong and right puzzle: does its state settle, and how fast do neighbours part?"""
+    for who, model in models(out, seeds):
+        batch, n_wrong = chosen(model, who, 4 * n, 100)
+        found = convergence_study(model, batch, n_loops=LATER, limit_steps=200, n_spectral=0)
+        still = found.of_counted("residual").mean("pos")
+        fate, status = found.fates().values, found.data["limit_status"].values
+        end = (found.data["right"].isel(loop=-1) != 0).all("pos").values
+        iteration = bind(model, batch.inputs)
+        states = run_loops(iteration, LOOPS)
+        run, late = (
+            lyapunov_exponents(iteration.step, h, loops, discard=0).values[:, 0]
+            for h, loops in ((states[0], LOOPS), (states[-1], LATER - LOOPS))
+        )
+        halt = model.exit_probability(states[-1])[:, 0]
+        for k in range(len(batch)):
+            yield {
+                **who, "wrong": k < n_wrong, "fate": fate[k], "limit": int(status[k]),
+                "right_later": bool(end[k]), "residual": float(still[LOOPS, k]),
+                "residual_later": float(still[-1, k]), "lyapunov_run": float(run[k]),
+                "lyapunov_late": float(late[k]), "halt": float(halt[k]),
+            }  # fmt: skip
+
+
+def restarts(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Right answers from other initial states, and after perturbations of the state at the end."""
+    for who, model in models(out, seeds):
+        batch, n_wrong = chosen(model, who, 4 * n, 60)
+        for name, rows in (("wrong", slice(n_wrong)), ("right", slice(n_wrong, None))):
+            part = batch[rows]
+            if len(part) < 5:
+                continue
+            found = reachability_study(
+                model, part, n_loops=LATER, kicks=(0.03, 0.1, 0.3, 1.0, 3.0), n_draws=2
+            ).data
+            settled = (found["period"].sel(start="own") > 0).values
+            cells = {("start", str(x)): found["exact"].sel(start=x) for x in found["start"].values}
+            # Of two draws, the mean for each example.
+            cells |= {
+                ("perturbation", str(x)): found["kick_exact"].sel(kick=x).mean("draw")
+                for x in found["kick"].values
+            }
+            for (change, size), exact in cells.items():
+                for group, of_group in (("all", settled | True), ("settled", settled)):
+                    values = exact.values[of_group]
+                    if len(values) > 1:
+                        share = wilson_estimate(values.sum(), len(values))
+                        yield {**who, "group": name, "state": group, "change": change,
+                               "size": size, "n": len(values), **ends("right", share)}  # fmt: skip
+
+
+def relations(task: str, inputs: Tensor) -> dict[str, Tensor]:
+    """Masks [batch, pos, pos] of pairs of cells: the task's constraints, and distance on the grid.
+
+    Of a maze, ``open`` are neighbours with a passage, ``walled`` those without.
+    """
+    n, n_pos = inputs.shape
+    width = int(n_pos**0.5)
+    place = torch.arange(n_pos)
+    row, column = place // width, place % width
+    away = (row[:, None] - row).abs() + (column[:, None] - column).abs()  # [pos, pos]
+    one, near = torch.eye(n_pos, dtype=torch.bool), away == 1
+    if task == "sudoku":
+        peer = torch.zeros(n_pos, n_pos, dtype=torch.bool)
+        for cell, others in enumerate(peers(2)):
+            peer[cell, list(others)] = True
+        masks = {"itself": one, "peer, next to it": peer & near, "peer, farther": peer & ~near,
+                 "no peer, next to it": ~peer & near & ~one,
+                 "no peer, farther": ~peer & ~near & ~one}  # fmt: skip
+        return {name: mask.expand(n, -1, -1) for name, mask in masks.items() if mask.any()}
+    leads = torch.zeros(n, n_pos, n_pos, dtype=torch.bool)
+    for way, (down, right) in enumerate(WAYS):
+        to = (row[:, None] + down == row) & (column[:, None] + right == column)
+        leads |= ((inputs >> way & 1) == 1)[..., None] & to
+    distance = torch.where(one, 0, torch.where(leads, 1, n_pos)).float()
+    for middle in range(n_pos):  # all shortest ways through the maze
+        distance = torch.minimum(distance, distance[:, :, middle, None] + distance[:, middle, None])
+    return {"itself": distance == 0, "open": distance == 1, "walled": near & (distance > 1),
+            "way of 2": distance == 2, "way of 3 or 4": (distance > 2) & (distance < 5) & ~near,
+            "way of 5 or more, grid 2 to 4": (distance > 4) & (away > 1) & (away < 5),
+            "way of 5 or more, grid 5 or more": (distance > 4) & (away > 4)}  # fmt: skip
+
+
+def shares(
+    who: dict[str, Any], weight: Tensor, inputs: Tensor, **where: Any
+) -> Iterator[dict[str, Any]]:
+    """Mean weight [batch, to, from] by relation, over that of even weights without the cell itself.
+
+    An interval is over examples.
+    """
+    masks = relations(who["task"], inputs)
+    others = ~masks["itself"]
+    even = (weight * others).sum((1, 2)) / others.sum((1, 2))  # [batch]
+    for name, mask in masks.items():
+        count = mask.sum((1, 2))
+        some = count > 0
+        mean = (weight * mask).sum((1, 2))[some] / count[some] / even[some]
+        yield {**who, **where, "relation": name, **ends("times", mean_estimate(mean))}
+
+
+@torch.no_grad()
+def influence(step: Any, h: Tensor, n_draws: int = 8, seed: int = 0) -> Tensor:
+    """Squared norms of the blocks ``d h'_i / d h_j``, [batch, i, j], estimated by random tangents.
+
+    ``E |J v|^2`` over v of independent standard normal numbers at position j alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros(*h.shape[:2], h.shape[1])
+    for j in range(h.shape[1]):
+        for _ in range(n_draws):
+            v = torch.zeros_like(h)
+            v[:, j] = torch.randn(h[:, j].shape, generator=generator)
+            total[:, :, j] += jvp(step, h, v).square().sum(-1) / n_draws
+    return total
+
+
+def locality(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """How strongly the state of one cell acts on another's, in one loop and in eight."""
+    for who, model in models(out, seeds, untrained=True):
+        batch = puzzles(who, max(n // 30, 4))
+        iteration = bind(model, batch.inputs)
+        states = run_loops(iteration, LOOPS)
+
+        def eight(h: Tensor, step: Any = iteration.step) -> Tensor:
+            for _ in range(8):
+                h = step(h)
+            return h
+
+        for start, span, step in ((0, 1, iteration.step), (4, 1, iteration.step),
+                                  (12, 1, iteration.step), (4, 8, eight)):  # fmt: skip
+            weight = influence(step, states[start], n_draws=8 if span == 1 else 2)
+            yield from shares(who, weight, batch.inputs, after=start, span=span)
+
+
+def attention(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Attention by loop and stack to the cells of each relation, mean of heads."""
+    for who, model in models(out, seeds, untrained=True):
+        batch = puzzles(who, max(n // 10, 4))
+        entropy = attention_study(model, batch, n_loops=LOOPS).data
+        _, cache = model.run_with_cache(
+            batch.inputs, n_loops=LOOPS, names_filter="hook_pattern", loops=(0, 1, 3, 7, 15)
+        )
+        names = model.site_map.layer_names
+        pattern = cache.stack(
+            "attn.hook_pattern", layer=slice(None)
+        )  # [loop, layer, b, head, q, k]
+        for at, loop in enumerate((0, 1, 3, 7, 15)):
+            for layer, name in enumerate(names):
+                bits = entropy["entropy"].sel(loop=loop, layer=layer).mean("head")
+                where = {"loop": loop + 1, "layer": name, "bits": float(bits),
+                         "even_bits": float(entropy["entropy_even"].mean())}  # fmt: skip
+                weight = pattern[at, layer].mean(1)  # mean of heads, [batch, query, key]
+                yield from shares(who, weight, batch.inputs, **where)
+
+
+def ablation(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Answers that change without one module, in all loops or from or up to one."""
+    for who, model in models(out, seeds):
+        batch = puzzles(who, max(n // 10, 4))
+        found = ablation_study(
+            model, batch, components=("attn_out", "mlp_out"), kinds=("mean", "resample"),
+            when=("all", "one"), loops=[0, 1, 3, 7, 14, 15],
+        ).to_dataframe("agreement", "control_agreement")  # fmt: skip
+        for row in found.to_dict("records"):
+            yield {**who, **row}
+
+
+def probes(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Accuracy of linear probes for a cell's answer in both parts of the state."""
+    for who, model in models(out, seeds):
+        batch = puzzles(who, n)
+        sites = ("hook_z_H", "hook_z_L")
+        found = probe_study(model, batch, {"answer": batch.targets}, n_loops=LOOPS, sites=sites)
+        names = ["accuracy", "control_task", "random_model", "majority", "embedding"]
+        table = found.data[names].to_dataframe().reset_index()
+        answers = extrapolation_study(model, batch, n_loops=LOOPS).data["accuracy"].mean("batch")
+        for row in table.drop(columns=["group", "target"]).to_dict("records"):
+            loop = int(row.pop("loop")) + 1
+            yield {**who, "loop": loop, **row, "readout": float(answers.sel(loop=loop))}
+
+
+def patching(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+    """Another puzzle's state, or a part of it, put in after a loop: whose answer is read?"""
+    for who, model in models(out, seeds):
+        batch = puzzles(who, max(n // 5, 4))
+        source = batch[torch.arange(len(batch)).roll(1)]
+        both = (batch.targets != IGNORE) & (source.targets != IGNORE)
+        for part in ("hook_z_H", "hook_z_L", "hook_state_post"):
+            for n_loops in (LOOPS, 3 * LOOPS):
+                found = patching_sweep(
+                    model, batch.inputs, source.inputs, component=part, n_loops=n_loops,
+                    loops=[0, 3, 7, 11, 13, 14, 15], scored=both,
+                ).to_dataframe()  # fmt: skip
+                for row in found[["loop", "recovered", "control_recovered"]].to_dict("records"):
+                    yield {**who, "part": part, "read": n_loops, **row}
+
+
+PARTS = {
+    "depth": depth, "exits": exits, "simple": simple, "fates": fates, "restarts": restarts,
+    "attention": attention, "ablation": ablation, "probes": probes, "patching": patching,
+    "locality": locality,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("part", nargs="+", choices=[*PARTS, "page"])
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--samples", type=int, default=1000)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for part in args.part:
+        if part == "page":
+            from analyses.trained_reasoners_page import write_page
+
+            write_page(args.results)
+            continue
+        rows = pd.DataFrame(list(PARTS[part](args.out, args.seed, args.samples)))
+        rows.to_csv(args.results / f"reasoners_{part}.csv", index=False, float_format="%.4f")
+        print(args.results / f"reasoners_{part}.csv", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Tables and picture of docs/results/trained-reasoners.md, from its CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import roc_auc_score
+
+from analyses.still_pictures import StillPictures
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from loopinterp.core.intervals import wilson_estimate
+from loopinterp.figures import LinePanel, Series, line_panels
+
+PAGE = PAGES / "results" / "trained-reasoners.md"
+WHO = ["task", "model", "seed"]
+
+
+def percent(row: pd.Series, name: str) -> str:
+    """A share with its interval, ``98 (97–99)``."""
+    value, low, high = (100 * row[x] for x in (name, f"{name}_low", f"{name}_high"))
+    return f"{value:.0f} ({low:.0f}–{high:.0f})"
+
+
+def accuracy(found: pd.DataFrame) -> str:
+    last = found["loop"] == np.where(found["model"] == "unlooped", 1, 16)
+    rows = [
+        [*(row[x] for x in WHO), percent(row, "exact"), f"{100 * row['cells']:.1f}"]
+        for _, row in found[last].sort_values(["task", "model", "seed"]).iterrows()
+    ]
+    return table([*WHO, "grids right", "cells right"], rows)
+
+
+def depth(found: pd.DataFrame) -> str:
+    shown = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 40]
+    rows = []
+    for who, each in found[~found["model"].str.contains("un")].groupby(WHO, sort=False):
+        by_loop = each.set_index("loop")["exact"]
+        rows.append([*who, *(f"{100 * by_loop[loop]:.0f}" for loop in shown)])
+    return table([*WHO, *map(str, shown)], rows)
+
+
+def exits(found: pd.DataFrame) -> str:
+    rows: dict[str, list[str]] = {}
+    columns = list(found.groupby(WHO, sort=False))
+    for _, each in columns:
+        for _, row in each.iterrows():
+            shown = f"{100 * row['right']:.1f} ({row['loops']:.1f})"
+            rows.setdefault(row["rule"], []).append(
+                shown if pd.isna(row["dealt"]) else f"{shown}; {100 * row['dealt']:.1f}"
+            )
+    head = [f"{model}, {task}, seed {seed}" for (task, model, seed), _ in columns]
+    return table(["rule", *head], [[rule, *cells] for rule, cells in rows.items()])
+
+
+def auc_interval(wrong: np.ndarray, values: np.ndarray, draws: int = 500) -> str:
+    """Area under the curve of a measure for telling wrong from right, with a bootstrap interval."""
+    if wrong.all() or not wrong.any():
+        return "–"
+    source, drawn = np.random.default_rng(0), []
+    sides = [np.flatnonzero(wrong), np.flatnonzero(~wrong)]
+    for _ in range(draws):
+        rows = np.concatenate([source.choice(side, len(side)) for side in sides])
+        drawn.append(roc_auc_score(wrong[rows], values[rows]))
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return f"{roc_auc_score(wrong, values):.2f} ({low:.2f}–{high:.2f})"
+
+
+def fates(found: pd.DataFrame) -> str:
+    rows = []
+    for who, each in found.groupby(WHO, sort=False):
+        for wrong in (True, False):
+            part = each[each["wrong"] == wrong]
+            if not len(part):
+                continue
+            rests = part["fate"].str.startswith("rests")
+            shares = [rests, rests & ~part["right_later"], part["right_later"]]
+            cells = [wilson_estimate(x.sum(), len(part)) for x in shares]
+            cells = ["{:.0f} ({:.0f}–{:.0f})".format(*(100 * x)) for x in cells]
+            spans = [
+                "{1:.2f} ({0:.2f} to {2:.2f})".format(*np.quantile(part[x], (0.1, 0.5, 0.9)))
+                for x in ("lyapunov_run", "lyapunov_late")
+            ]
+            rows.append([*who, "wrong" if wrong else "right", len(part), *cells, *spans])
+    head = ["after loop 16", "puzzles", "settles", "settles wrong", "right at loop 64"]
+    return table([*WHO, *head, "exponent, loops 1 to 16", "loops 17 to 64"], rows)
+
+
+def telling(found: pd.DataFrame) -> str:
+    rows = []
+    for who, each in found.groupby(WHO, sort=False):
+        wrong = each["wrong"].to_numpy(bool)
+        measures = {"residual": 1, "lyapunov_run": 1, "lyapunov_late": 1, "halt": -1}
+        cells = [auc_interval(wrong, sign * each[x].to_numpy()) for x, sign in measures.items()]
+        rows.append([*who, int(wrong.sum()), *cells])
+    head = ["wrong", "residual, loop 16", "exponent, loops 1 to 16", "loops 17 to 64"]
+    return table([*WHO, *head, "halting head"], rows)
+
+
+def restarts(found: pd.DataFrame) -> str:
+    found = found[found["state"] == "all"]
+    rows, columns = {}, []
+    for (*who, group), each in found.groupby([*WHO, "group"], sort=False):
+        columns.append(f"{who[1]}, {who[0]}, seed {who[2]}: {group} ({each['n'].iloc[0]})")
+        for _, row in each.iterrows():
+            name = f"start: {row['size']}" if row["change"] == "start" else f"noise, {row['size']}"
+            rows.setdefault(name, []).append(percent(row, "right"))
+    return table(["change", *columns], [[name, *cells] for name, cells in rows.items()])
+
+
+def probes(found: pd.DataFrame) -> str:
+    shown, rows = (1, 2, 4, 8, 16), []
+    for (*who, site), each in found.groupby([*WHO, "site"], sort=False):
+        by_loop = each.set_index("loop")
+        cells = [f"{100 * by_loop.loc[loop, 'accuracy']:.0f}" for loop in shown]
+        controls = ("control_task", "random_model", "embedding", "majority")
+        cells += [f"{100 * each[x].max():.0f}" for x in controls]
+        rows.append([*who, str(site).removeprefix("hook_"), *cells])
+        if site == "hook_z_H":
+            answers = [f"{100 * by_loop.loc[loop, 'readout']:.0f}" for loop in shown]
+            rows.append([*who, "the model's answer", *answers, *[""] * 4])
+    loops = [f"loop {loop}" for loop in shown]
+    head = ["random labels", "shuffled weights", "embedding", "majority"]
+    return table([*WHO, "read from", *loops, *head], rows)
+
+
+def patching(found: pd.DataFrame) -> str:
+    loops = sorted({*found["loop"]})
+    rows = []
+    for (*who, part, read), each in found.groupby([*WHO, "part", "read"], sort=False):
+        cells = [f"{100 * x:.0f}" for x in each["recovered"]]
+        name = {"hook_state_post": "both"}.get(part, part.removeprefix("hook_"))
+        rows.append([*who, name, read, *cells, f"{100 * each['control_recovered'].max():.0f}"])
+    head = [f"loop {int(loop) + 1}" for loop in loops]
+    return table([*WHO, "part", "read at", *head, "control"], rows)
+
+
+def ablation(found: pd.DataFrame) -> str:
+    found = found[found["ablation"] == "mean"]
+    spans, rows = list(found["when"].unique()), []
+    for (*who, part), each in found.groupby([*WHO, "part"], sort=False):
+        each = each.set_index("when")
+        cells = [
+            f"{100 * (1 - each.loc[x, 'agreement']):.0f}"
+            f" / {100 * (1 - each.loc[x, 'control_agreement']):.0f}"
+            for x in spans
+        ]
+        rows.append([*who, part, *cells])
+    return table([*WHO, "module", *spans], rows)
+
+
+def by_relation(found: pd.DataFrame, keys: list[str], task: str) -> str:
+    """A row for each model and place, and a column for each relation of two cells."""
+    found, rows = found[found["task"] == task], []
+    names = list(found["relation"].unique())
+    for key, each in found.groupby(keys, sort=False):
+        each, cells = each.set_index("relation"), []
+        for name in names:
+            value, low, high = each.loc[name, ["times", "times_low", "times_high"]]
+            cells.append(f"{value:.2f} ({low:.2f}–{high:.2f})")
+        rows.append([*key, *cells])
+    return table([*keys, *names], rows)
+
+
+def attention(found: pd.DataFrame, task: str) -> str:
+    """Mean over layers of each stack and over models' seeds, in loop 1 and 16."""
+    found = found[found["loop"].isin((1, 16))].copy()
+    # inner.0, inner.1 are the fast cycles, inner.2 the slow stack
+    found["stack"] = np.where(found["layer"].str.startswith("inner.2"), "slow", "fast")
+    keys = ["task", "model", "seed", "stack", "loop", "relation"]
+    mean = found.groupby(keys, sort=False)[["times", "times_low", "times_high"]].mean()
+    return by_relation(mean.reset_index(), ["model", "seed", "stack", "loop"], task)
+
+
+def locality(found: pd.DataFrame, task: str) -> str:
+    return by_relation(found, ["model", "seed", "after", "span"], task)
+
+
+def picture(depths: pd.DataFrame) -> bytes:
+    """Right grids by loops, a panel for each task, as PNG."""
+    panels = []
+    for task, of_task in depths.groupby("task", sort=False):
+        lines = []
+        for (model, seed), each in of_task.groupby(["model", "seed"], sort=False):
+            if "untrained" in model or seed:
+                continue
+            ends = {"low": each["exact_low"], "high": each["exact_high"]}
+            control = model == "unlooped"
+            lines.append(Series(model, each["loop"], each["exact"], **ends, control=control))
+        panels.append(LinePanel(lines, "grids right", title=task, y_range=(0, 1)))
+    figure = line_panels(panels, x_title="loops")
+    with StillPictures() as pictures:
+        return pictures.draw(figure, width=760)
+
+
+TABLES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
+    "accuracy": ("depth", accuracy),
+    "depth": ("depth", depth),
+    "exits": ("exits", exits),
+    "fates": ("fates", fates),
+    "telling": ("fates", telling),
+    "restarts": ("restarts", restarts),
+    "probes": ("probes", probes),
+    "patching": ("patching", patching),
+    "ablation": ("ablation", ablation),
+    "attention-sudoku": ("attention", lambda found: attention(found, "sudoku")),
+    "attention-maze": ("attention", lambda found: attention(found, "maze")),
+    "locality-sudoku": ("locality", lambda found: locality(found, "sudoku")),
+    "locality-maze": ("locality", lambda found: locality(found, "maze")),
+}
+"""Of each table, the file and what makes it."""
+
+
+def as_tables(results: Path = RESULTS) -> dict[str, str]:
+    return {
+        f"reasoners-{name}": make(pd.read_csv(results / f"reasoners_{part}.csv"))
+        for name, (part, make) in TABLES.items()
+    }
+
+
+def write_page(results: Path) -> None:
+    rewrite(PAGE, as_tables(results))
+    drawn = picture(pd.read_csv(results / "reasoners_depth.csv"))
+    (PAGES / "pictures" / "trained-reasoners.png").write_bytes(drawn)
