@@ -32,11 +32,12 @@ from tests.adapters.published.hrm import HierarchicalReasoningModel_ACTV1 as HRM
 from tests.adapters.published.trm import TinyRecursiveReasoningModel_ACTV1 as TRM
 
 OUT = Path("runs/trm-small")
-TASKS, CELLS = {"sudoku": Sudoku(box=2), "maze": Maze()}, {"sudoku": 16, "maze": 25}
-LENGTHS = {"sudoku": (6, 12), "maze": (5, 5)}
+TASKS, CELLS = {"sudoku": Sudoku(box=2), "maze": Maze()}, {"sudoku": 16, "maze": 16}
+LENGTHS = {"sudoku": (6, 12), "maze": (4, 4)}
 """Blanks of a sudoku, and width of a maze: fewest and most."""
+POSITIONS = {"sudoku": "learned", "maze": "rope"}
 KINDS = ("trm", "hrm", "unlooped")
-N_TRAIN, BATCH, RATE = 2**15, {"sudoku": 64, "maze": 32}, 1e-3
+N_TRAIN, BATCH, RATE = 2**15, 64, 1e-3
 
 
 def build(kind: str, task: str, seed: int) -> ACTWrapper:
@@ -46,7 +47,7 @@ def build(kind: str, task: str, seed: int) -> ACTWrapper:
     """
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"seq_len": CELLS[task], "vocab_size": TASKS[task].d_vocab}
-    sizes |= {"hidden_size": 64, "num_heads": 4, "pos_encodings": "learned"}
+    sizes |= {"hidden_size": 64, "num_heads": 4, "pos_encodings": POSITIONS[task]}
     loops = {"H_cycles": 2, "L_cycles": 2, "halt_max_steps": 8}
     if kind == "trm":
         model: ACTWrapper = TRM(sizes | loops | {"L_layers": 2})
@@ -82,7 +83,7 @@ class Training:
 
     def __init__(self, kind: str, task: str, seed: int, n_steps: int) -> None:
         self.model, self.kind, self.n_steps = build(kind, task, seed), kind, n_steps
-        self.pool, n = draw(task, N_TRAIN, 0), BATCH[task]
+        self.pool, n = draw(task, N_TRAIN, 0), BATCH
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1
         )

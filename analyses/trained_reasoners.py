@@ -1,6 +1,6 @@
 """What the studies find in the small TRM and HRM of ``train_trm_small``, on sudokus and mazes.
 
-    python -m analyses.trained_reasoners depth          # right answers after 0 to 40 loops
+    python -m analyses.trained_reasoners depth          # right answers after 0 to 20 loops
     python -m analyses.trained_reasoners page           # the tables of the page, from the files
 
 Parts: depth, exits, simple, fates, restarts, attention, ablation, probes, patching, locality. Each
@@ -87,7 +87,7 @@ def ends(name: str, estimate: Any) -> dict[str, float]:
 def depth(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
     """Share of grids, and of cells, that are right after each loop."""
     for who, model in models(out, seeds, KINDS, untrained=True):
-        found = extrapolation_study(model, puzzles(who, n), n_loops=40).data
+        found = extrapolation_study(model, puzzles(who, n), n_loops=20).data
         for loop in found["loop"].values:
             exact, cells = (found[x].sel(loop=loop).values for x in ("exact", "accuracy"))
             yield {
@@ -143,7 +143,7 @@ def chosen(model: Any, who: dict[str, Any], n: int, most: int) -> tuple[Batch, i
 def fates(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
     """Each wrong and right puzzle: does its state settle, and how fast do neighbours part?"""
     for who, model in models(out, seeds):
-        batch, n_wrong = chosen(model, who, 4 * n, 100)
+        batch, n_wrong = chosen(model, who, 3 * n, 60)
         found = convergence_study(model, batch, n_loops=LATER, limit_steps=200, n_spectral=0)
         still = found.of_counted("residual").mean("pos")
         fate, status = found.fates().values, found.data["limit_status"].values
@@ -167,13 +167,13 @@ def fates(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
 def restarts(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
     """Right answers from other initial states, and after perturbations of the state at the end."""
     for who, model in models(out, seeds):
-        batch, n_wrong = chosen(model, who, 4 * n, 60)
+        batch, n_wrong = chosen(model, who, 3 * n, 30)
         for name, rows in (("wrong", slice(n_wrong)), ("right", slice(n_wrong, None))):
             part = batch[rows]
             if len(part) < 5:
                 continue
             found = reachability_study(
-                model, part, n_loops=LATER, kicks=(0.03, 0.1, 0.3, 1.0, 3.0), n_draws=2
+                model, part, n_loops=LATER, kicks=(0.1, 0.3, 1.0, 3.0), n_draws=2
             ).data
             settled = (found["period"].sel(start="own") > 0).values
             cells = {("start", str(x)): found["exact"].sel(start=x) for x in found["start"].values}
@@ -219,8 +219,7 @@ def relations(task: str, inputs: Tensor) -> dict[str, Tensor]:
         distance = torch.minimum(distance, distance[:, :, middle, None] + distance[:, middle, None])
     return {"itself": distance == 0, "open": distance == 1, "walled": near & (distance > 1),
             "way of 2": distance == 2, "way of 3 or 4": (distance > 2) & (distance < 5) & ~near,
-            "way of 5 or more, grid 2 to 4": (distance > 4) & (away > 1) & (away < 5),
-            "way of 5 or more, grid 5 or more": (distance > 4) & (away > 4)}  # fmt: skip
+            "way of 5 or more": (distance > 4) & ~near}  # fmt: skip
 
 
 def shares(
@@ -259,7 +258,7 @@ def influence(step: Any, h: Tensor, n_draws: int = 8, seed: int = 0) -> Tensor:
 def locality(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
     """How strongly the state of one cell acts on another's, in one loop and in eight."""
     for who, model in models(out, seeds, untrained=True):
-        batch = puzzles(who, max(n // 30, 4))
+        batch = puzzles(who, max(n // 40, 4))
         iteration = bind(model, batch.inputs)
         states = run_loops(iteration, LOOPS)
 

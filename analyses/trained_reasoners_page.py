@@ -34,7 +34,7 @@ def accuracy(found: pd.DataFrame) -> str:
 
 
 def depth(found: pd.DataFrame) -> str:
-    shown = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 40]
+    shown = [0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20]
     rows = []
     for who, each in found[~found["model"].str.contains("un")].groupby(WHO, sort=False):
         by_loop = each.set_index("loop")["exact"]

@@ -24,7 +24,7 @@ from loopinterp.tasks.sudoku import units
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "N_TRAIN", 64)
-    monkeypatch.setattr(training, "BATCH", {"sudoku": 5, "maze": 3})
+    monkeypatch.setattr(training, "BATCH", 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,13 +107,13 @@ def ways(inputs: list[int], start: int, width: int) -> dict[int, int]:
 def test_relations_of_a_maze_are_its_ways() -> None:
     inputs = draw("maze", 3, 5).inputs
     masks = study.relations("maze", inputs)
-    assert torch.equal(sum(mask.int() for mask in masks.values()), torch.ones(3, 25, 25).int())
+    assert torch.equal(sum(mask.int() for mask in masks.values()), torch.ones(3, 16, 16).int())
     for k, row in enumerate(inputs.tolist()):
-        for start in (0, 12):
-            steps = ways(row, start, 5)
-            for there in range(25):
+        for start in (0, 6):
+            steps = ways(row, start, 4)
+            for there in range(16):
                 (name,) = (name for name, mask in masks.items() if mask[k, start, there])
-                away = abs(start // 5 - there // 5) + abs(start % 5 - there % 5)
+                away = abs(start // 4 - there // 4) + abs(start % 4 - there % 4)
                 far = {0: "itself", 1: "open", 2: "way of 2", 3: "way of 3", 4: "way of 3"}
                 expected = "walled" if away == 1 and steps[there] > 1 else far.get(steps[there])
                 assert name.startswith(expected or "way of 5")
@@ -142,13 +142,13 @@ def test_influence_is_the_size_of_the_blocks_of_a_linear_map() -> None:
 
 def test_shares_are_one_where_weights_are_even() -> None:
     inputs = draw("maze", 4, 5).inputs
-    rows = pd.DataFrame(study.shares({"task": "maze"}, torch.ones(4, 25, 25), inputs))
+    rows = pd.DataFrame(study.shares({"task": "maze"}, torch.ones(4, 16, 16), inputs))
     assert rows["times"].tolist() == pytest.approx([1.0] * len(rows))
     masks = study.relations("maze", inputs)
     only = study.shares({"task": "maze"}, masks["open"].float(), inputs)
     times = {row["relation"]: row["times"] for row in only}
-    # A tree of 25 cells has 48 of 25 * 24 pairs of neighbours.
-    assert times.pop("open") == pytest.approx(25 * 24 / 48) and not any(times.values())
+    # A tree of 16 cells has 30 of 16 * 15 pairs of neighbours.
+    assert times.pop("open") == pytest.approx(16 * 15 / 30) and not any(times.values())
 
 
 @pytest.mark.slow
