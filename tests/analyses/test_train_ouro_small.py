@@ -17,8 +17,9 @@ from analyses import train_ouro_small as script
 from analyses.ouro_small_results import FILES, PAGE, TASK, as_tables, fresh, measure
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from loopinterp.adapters import adapt
+from loopinterp.adapters.plain.ouro import OuroForCausalLM
 from loopinterp.tasks import IGNORE
-from tests.adapters.published.ouro import OuroForCausalLM, native
+from tests.adapters.published.ouro import native
 from tests.tasks.answers import hop_back
 
 
