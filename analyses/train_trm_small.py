@@ -6,9 +6,9 @@
 A run that was killed goes on from its last checkpoint with the same numbers; weights that ``--out``
 holds already are not trained again.
 
-The models are the plain PyTorch TRM and HRM of ``tests/adapters/published``. A training step is one
-segment of each example: ``H_cycles`` slow cycles, with gradients through the last one (HRM: through
-the last step of each stack). The loss is cross-entropy at the asked cells, plus half the binary
+The models are the plain TRM and HRM of ``loopinterp.adapters.plain``. A training step is a segment
+of each example: ``H_cycles`` slow cycles, with gradients through the last one (HRM: through the
+last step of each stack). The loss is cross-entropy at the asked cells, plus half the binary
 cross-entropy of the halting head against "the whole answer is right"; HRM's head also learns the
 value of going on. States are carried on, without gradients, until the head halts or after
 ``halt_max_steps`` segments (arXiv 2506.21734 and 2510.04871). Unlike there: a plain softmax, AdamW
@@ -25,11 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loopinterp.adapters import PublishedModel, adapt, keep_outputs
+from loopinterp.adapters.plain.hrm import ACTWrapper, InnerCarry
+from loopinterp.adapters.plain.hrm import HierarchicalReasoningModel_ACTV1 as HRM
+from loopinterp.adapters.plain.trm import TinyRecursiveReasoningModel_ACTV1 as TRM
 from loopinterp.core.storage import read_tensors, write_tensors
 from loopinterp.tasks import IGNORE, Batch, Maze, Sudoku
-from tests.adapters.published.hrm import ACTWrapper, InnerCarry
-from tests.adapters.published.hrm import HierarchicalReasoningModel_ACTV1 as HRM
-from tests.adapters.published.trm import TinyRecursiveReasoningModel_ACTV1 as TRM
 
 OUT = Path("runs/trm-small")
 TASKS, CELLS = {"sudoku": Sudoku(box=2), "maze": Maze()}, {"sudoku": 16, "maze": 16}
@@ -176,6 +177,28 @@ def trained(folder: Path, kind: str, task: str, seed: int, n_steps: int = 0) -> 
         checkpoint.unlink(missing_ok=True)
     model.load_state_dict(read_tensors(file))
     return model.eval()
+
+
+def opened(model: ACTWrapper, task: str) -> PublishedModel:
+    """The model behind its adapter, with the classes of the task."""
+    keep_outputs(model, TASKS[task].d_vocab_out)
+    return adapt(model.eval())
+
+
+def zoo_entry(out: Path, name: str) -> dict[str, Any]:
+    """The sudoku model of seed 0 for the zoo, beside its baselines."""
+    kind, task = name.removesuffix("-small"), "sudoku"
+    models = {"untrained": build(kind, task, 0)}
+    models |= {x: trained(out / "trm-small-weights", x, task, 0, 2000) for x in ("unlooped", kind)}
+    adapted = {label: opened(model, task) for label, model in models.items()}
+    return {
+        "model": adapted.pop(kind),
+        "task": TASKS[task],
+        "max_n": LENGTHS[task][1],
+        "origin": f"trained on sudokus as a small {kind.upper()}, in plain PyTorch",
+        "note": f"A small {kind.upper()}: deep supervision and a halting head.",
+        "baselines": adapted,
+    }
 
 
 def main() -> None:

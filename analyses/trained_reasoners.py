@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,11 @@ import torch
 from torch import Tensor
 
 from analyses.tables_in_pages import RESULTS
-from analyses.train_trm_small import KINDS, OUT, TASKS, build, fresh, trained
-from loopinterp.adapters import adapt
+from analyses.train_trm_small import KINDS, OUT, TASKS, build, fresh, opened, trained
+from analyses.trained_reasoners_page import write_page
+from loopinterp.adapters import PublishedModel
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.core.storage import write_bytes
 from loopinterp.dynamics import (
     convergence_study,
     exact_match,
@@ -50,24 +51,31 @@ LATER = 64
 """Loops of a run that shows whether a state settles."""
 
 
-def models(
-    out: Path, seeds: list[int], kinds: tuple[str, ...] = KINDS[:2], untrained: bool = False
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Who a model is, and the model behind its adapter."""
+Who = dict[str, Any]
+"""Task, model and seed: the first columns of every table."""
+
+Row = dict[str, Any]
+
+
+def models(out: Path, seeds: list[int]) -> Iterator[tuple[Who, PublishedModel]]:
+    """Every model of the folder, and untrained ones."""
     for task in TASKS:
-        for kind in kinds:
+        for kind in KINDS:
             for seed in seeds:
                 who = {"task": task, "model": kind, "seed": seed}
                 if (out / f"{kind}-{task}-seed-{seed}.safetensors").exists():
-                    yield who, adapt(trained(out, kind, task, seed))
-            if untrained:
+                    yield who, opened(trained(out, kind, task, seed), task)
+            if kind != "unlooped":
                 who = {"task": task, "model": f"untrained {kind}", "seed": 0}
-                yield who, adapt(build(kind, task, 0).eval())
+                yield who, opened(build(kind, task, 0), task)
 
 
-def puzzles(who: dict[str, Any], n: int, seed: int = 10**6) -> Batch:
-    """Fresh puzzles; without their task, as the models have one vocabulary for both ends."""
-    return replace(fresh(who["task"], n, seed), task=None)
+def measures(part: str, who: Who) -> bool:
+    """Whether a part measures a model."""
+    unlooped, untrained = who["model"] == "unlooped", who["model"].startswith("untrained")
+    if part == "simple":
+        return who["task"] == "sudoku" and not untrained
+    return part == "depth" or not (unlooped or (untrained and part not in UNTRAINED))
 
 
 def answered(model: Any, batch: Batch, n_loops: int = LOOPS) -> Tensor:
@@ -84,111 +92,112 @@ def ends(name: str, estimate: Any) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), map(float, estimate)))
 
 
-def depth(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def depth(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Share of grids, and of cells, that are right after each loop."""
-    for who, model in models(out, seeds, KINDS, untrained=True):
-        found = extrapolation_study(model, puzzles(who, n), n_loops=20).data
-        for loop in found["loop"].values:
-            exact, cells = (found[x].sel(loop=loop).values for x in ("exact", "accuracy"))
-            yield {
-                **who, "loop": loop, "n": n,
-                **ends("exact", wilson_estimate(exact.sum(), n)),
-                **ends("cells", mean_estimate(cells)),
-            }  # fmt: skip
-
-
-def exits(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
-    """What every stopping rule reaches, and the halting head as in training."""
-    for who, model in models(out, seeds):
-        batch = puzzles(who, n)
-        found = exit_study(model, batch, n_loops=LOOPS, gate=model.exit_probability)
-        best, loops = found.best_loop()
-        yield {**who, "rule": "one budget", "right": best, "loops": loops}
-        right, loops = found.oracle()
-        yield {**who, "rule": "oracle", "right": right, "loops": loops}
-        for rule in found.rules:
-            right, dealt, loops = found.gain(rule)
-            cheapest = found.cheapest(rule)
-            yield {**who, "rule": rule, "right": right, "loops": loops, "dealt": dealt,
-                   "cheapest": np.nan if cheapest is None else cheapest}  # fmt: skip
-        exact = found.data["exact"].values[SEGMENT::SEGMENT]  # [segment, batch]
-        halts = found.data["score"].sel(rule="gate").values[SEGMENT::SEGMENT] < 0.5
-        stop = np.where(halts.any(0), halts.argmax(0), len(exact) - 1)
+    found = extrapolation_study(model, fresh(who["task"], n), n_loops=20).data
+    for loop in found["loop"].values:
+        exact, cells = (found[x].sel(loop=loop).values for x in ("exact", "accuracy"))
         yield {
-            **who, "rule": "halting head, as trained",
-            "right": np.take_along_axis(exact, stop[None], 0).mean(),
-            "loops": SEGMENT * (stop.mean() + 1), "dealt": exact.mean(1)[stop].mean(),
-            "halted": halts.any(0).mean(), "false": (halts.any(0) & ~exact[stop, range(n)]).mean(),
+            **who, "loop": loop, "n": n,
+            **ends("exact", wilson_estimate(exact.sum(), n)),
+            **ends("cells", mean_estimate(cells)),
         }  # fmt: skip
 
 
-def simple(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def exits(who: Who, model: Any, n: int) -> Iterator[Row]:
+    """What every stopping rule reaches, and the halting head as in training."""
+    batch = fresh(who["task"], n)
+    found = exit_study(model, batch, n_loops=LOOPS, gate=model.exit_probability)
+    best, loops = found.best_loop()
+    yield {**who, "rule": "one budget", "right": best, "loops": loops}
+    right, loops = found.oracle()
+    yield {**who, "rule": "oracle", "right": right, "loops": loops}
+    for rule in found.rules:
+        right, dealt, loops = found.gain(rule)
+        cheapest = found.cheapest(rule)
+        yield {**who, "rule": rule, "right": right, "loops": loops, "dealt": dealt,
+               "cheapest": np.nan if cheapest is None else cheapest}  # fmt: skip
+    exact = found.data["exact"].values[SEGMENT::SEGMENT]  # [segment, batch]
+    halts = found.data["score"].sel(rule="gate").values[SEGMENT::SEGMENT] < 0.5
+    stop = np.where(halts.any(0), halts.argmax(0), len(exact) - 1)
+    yield {
+        **who, "rule": "halting head, as trained",
+        "right": np.take_along_axis(exact, stop[None], 0).mean(),
+        "loops": SEGMENT * (stop.mean() + 1), "dealt": exact.mean(1)[stop].mean(),
+        "halted": halts.any(0).mean(), "false": (halts.any(0) & ~exact[stop, range(n)]).mean(),
+    }  # fmt: skip
+
+
+def simple(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Sudokus with few blanks, fewer than in training, and with as many as there."""
-    for who, model in models(out, seeds, KINDS):
-        for blanks in range(1, 13) if who["task"] == "sudoku" else ():
-            generator = torch.Generator().manual_seed(blanks)
-            drawn = TASKS["sudoku"].sample(blanks, batch_size=n, generator=generator)
-            right = answered(model, replace(drawn, task=None), model.n_loops).sum()
-            yield {**who, "blanks": blanks, "n": n, **ends("exact", wilson_estimate(right, n))}
+    for blanks in (1, 2, 3, 4, 6, 8, 10, 12):
+        generator = torch.Generator().manual_seed(blanks)
+        drawn = TASKS["sudoku"].sample(blanks, batch_size=n // 4, generator=generator)
+        right = answered(model, drawn, model.n_loops).sum()
+        share = wilson_estimate(right, n // 4)
+        yield {**who, "blanks": blanks, "n": n // 4, **ends("exact", share)}
+
+
+_RIGHT: dict[tuple[Any, ...], Tensor] = {}
 
 
 def chosen(model: Any, who: dict[str, Any], n: int, most: int) -> tuple[Batch, int]:
     """Puzzles wrong after the last loop, then as many right ones; how many are wrong."""
-    batch = puzzles(who, n, seed=2 * 10**6)
-    right = answered(model, batch)
+    batch, key = fresh(who["task"], n, seed=2 * 10**6), (*who.values(), n)
+    if key not in _RIGHT:  # once for two parts
+        _RIGHT[key] = answered(model, batch)
+    right = _RIGHT[key]
     wrong, fine = ((right == x).nonzero()[:most, 0] for x in (False, True))
     return batch[torch.cat((wrong, fine))], len(wrong)
 
 
-def fates(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def fates(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Each wrong and right puzzle: does its state settle, and how fast do neighbours part?"""
-    for who, model in models(out, seeds):
-        batch, n_wrong = chosen(model, who, 3 * n, 60)
-        found = convergence_study(model, batch, n_loops=LATER, limit_steps=200, n_spectral=0)
-        still = found.of_counted("residual").mean("pos")
-        fate, status = found.fates().values, found.data["limit_status"].values
-        end = (found.data["right"].isel(loop=-1) != 0).all("pos").values
-        iteration = bind(model, batch.inputs)
-        states = run_loops(iteration, LOOPS)
-        run, late = (
-            lyapunov_exponents(iteration.step, h, loops, discard=0).values[:, 0]
-            for h, loops in ((states[0], LOOPS), (states[-1], LATER - LOOPS))
-        )
-        halt = model.exit_probability(states[-1])[:, 0]
-        for k in range(len(batch)):
-            yield {
-                **who, "wrong": k < n_wrong, "fate": fate[k], "limit": int(status[k]),
-                "right_later": bool(end[k]), "residual": float(still[LOOPS, k]),
-                "residual_later": float(still[-1, k]), "lyapunov_run": float(run[k]),
-                "lyapunov_late": float(late[k]), "halt": float(halt[k]),
-            }  # fmt: skip
+    batch, n_wrong = chosen(model, who, 3 * n, 60)
+    found = convergence_study(model, batch, n_loops=LATER, limit_steps=200, n_spectral=0)
+    still = found.of_counted("residual").mean("pos")
+    fate, status = found.fates().values, found.data["limit_status"].values
+    end = (found.data["right"].isel(loop=-1) != 0).all("pos").values
+    iteration = bind(model, batch.inputs)
+    states = run_loops(iteration, LOOPS)
+    run, late = (
+        lyapunov_exponents(iteration.step, h, loops, discard=0).values[:, 0]
+        for h, loops in ((states[0], LOOPS), (states[-1], LATER - LOOPS))
+    )
+    halt = model.exit_probability(states[-1])[:, 0]
+    for k in range(len(batch)):
+        yield {
+            **who, "wrong": k < n_wrong, "fate": fate[k], "limit": int(status[k]),
+            "right_later": bool(end[k]), "residual": float(still[LOOPS, k]),
+            "residual_later": float(still[-1, k]), "lyapunov_run": float(run[k]),
+            "lyapunov_late": float(late[k]), "halt": float(halt[k]),
+        }  # fmt: skip
 
 
-def restarts(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def restarts(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Right answers from other initial states, and after perturbations of the state at the end."""
-    for who, model in models(out, seeds):
-        batch, n_wrong = chosen(model, who, 3 * n, 30)
-        for name, rows in (("wrong", slice(n_wrong)), ("right", slice(n_wrong, None))):
-            part = batch[rows]
-            if len(part) < 5:
-                continue
-            found = reachability_study(
-                model, part, n_loops=LATER, kicks=(0.1, 0.3, 1.0, 3.0), n_draws=2
-            ).data
-            settled = (found["period"].sel(start="own") > 0).values
-            cells = {("start", str(x)): found["exact"].sel(start=x) for x in found["start"].values}
-            # Of two draws, the mean for each example.
-            cells |= {
-                ("perturbation", str(x)): found["kick_exact"].sel(kick=x).mean("draw")
-                for x in found["kick"].values
-            }
-            for (change, size), exact in cells.items():
-                for group, of_group in (("all", settled | True), ("settled", settled)):
-                    values = exact.values[of_group]
-                    if len(values) > 1:
-                        share = wilson_estimate(values.sum(), len(values))
-                        yield {**who, "group": name, "state": group, "change": change,
-                               "size": size, "n": len(values), **ends("right", share)}  # fmt: skip
+    batch, n_wrong = chosen(model, who, 3 * n, 30)
+    for name, rows in (("wrong", slice(n_wrong)), ("right", slice(n_wrong, None))):
+        part = batch[rows]
+        if len(part) < 5:
+            continue
+        found = reachability_study(
+            model, part, n_loops=LATER, kicks=(0.1, 0.3, 1.0, 3.0), n_draws=2
+        ).data
+        settled = (found["period"].sel(start="own") > 0).values
+        cells = {("start", str(x)): found["exact"].sel(start=x) for x in found["start"].values}
+        # Of two draws, the mean for each example.
+        cells |= {
+            ("perturbation", str(x)): found["kick_exact"].sel(kick=x).mean("draw")
+            for x in found["kick"].values
+        }
+        for (change, size), exact in cells.items():
+            for group, of_group in (("all", settled | True), ("settled", settled)):
+                values = exact.values[of_group]
+                if len(values) > 1:
+                    share = wilson_estimate(values.sum(), len(values))
+                    yield {**who, "group": name, "state": group, "change": change,
+                           "size": size, "n": len(values), **ends("right", share)}  # fmt: skip
 
 
 def relations(task: str, inputs: Tensor) -> dict[str, Tensor]:
@@ -255,85 +264,78 @@ def influence(step: Any, h: Tensor, n_draws: int = 8, seed: int = 0) -> Tensor:
     return total
 
 
-def locality(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def locality(who: Who, model: Any, n: int) -> Iterator[Row]:
     """How strongly the state of one cell acts on another's, in one loop and in eight."""
-    for who, model in models(out, seeds, untrained=True):
-        batch = puzzles(who, max(n // 40, 4))
-        iteration = bind(model, batch.inputs)
-        states = run_loops(iteration, LOOPS)
+    batch = fresh(who["task"], max(n // 40, 4))
+    iteration = bind(model, batch.inputs)
+    states = run_loops(iteration, LOOPS)
 
-        def eight(h: Tensor, step: Any = iteration.step) -> Tensor:
-            for _ in range(8):
-                h = step(h)
-            return h
+    def eight(h: Tensor, step: Any = iteration.step) -> Tensor:
+        for _ in range(8):
+            h = step(h)
+        return h
 
-        for start, span, step in ((0, 1, iteration.step), (4, 1, iteration.step),
-                                  (12, 1, iteration.step), (4, 8, eight)):  # fmt: skip
-            weight = influence(step, states[start], n_draws=8 if span == 1 else 2)
-            yield from shares(who, weight, batch.inputs, after=start, span=span)
+    for start, span, step in ((0, 1, iteration.step), (4, 1, iteration.step),
+                              (12, 1, iteration.step), (4, 8, eight)):  # fmt: skip
+        weight = influence(step, states[start], n_draws=4 if span == 1 else 2)
+        yield from shares(who, weight, batch.inputs, after=start, span=span)
 
 
-def attention(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def attention(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Attention by loop and stack to the cells of each relation, mean of heads."""
-    for who, model in models(out, seeds, untrained=True):
-        batch = puzzles(who, max(n // 10, 4))
-        entropy = attention_study(model, batch, n_loops=LOOPS).data
-        _, cache = model.run_with_cache(
-            batch.inputs, n_loops=LOOPS, names_filter="hook_pattern", loops=(0, 1, 3, 7, 15)
-        )
-        names = model.site_map.layer_names
-        pattern = cache.stack(
-            "attn.hook_pattern", layer=slice(None)
-        )  # [loop, layer, b, head, q, k]
-        for at, loop in enumerate((0, 1, 3, 7, 15)):
-            for layer, name in enumerate(names):
-                bits = entropy["entropy"].sel(loop=loop, layer=layer).mean("head")
-                where = {"loop": loop + 1, "layer": name, "bits": float(bits),
-                         "even_bits": float(entropy["entropy_even"].mean())}  # fmt: skip
-                weight = pattern[at, layer].mean(1)  # mean of heads, [batch, query, key]
-                yield from shares(who, weight, batch.inputs, **where)
+    batch = fresh(who["task"], max(n // 10, 4))
+    entropy = attention_study(model, batch, n_loops=LOOPS).data
+    _, cache = model.run_with_cache(
+        batch.inputs, n_loops=LOOPS, names_filter="hook_pattern", loops=(0, 1, 3, 7, 15)
+    )
+    names = model.site_map.layer_names
+    pattern = cache.stack("attn.hook_pattern", layer=slice(None))  # [loop, layer, b, head, q, k]
+    for at, loop in enumerate((0, 1, 3, 7, 15)):
+        for layer, name in enumerate(names):
+            bits = entropy["entropy"].sel(loop=loop, layer=layer).mean("head")
+            where = {"loop": loop + 1, "layer": name, "bits": float(bits),
+                     "even_bits": float(entropy["entropy_even"].mean())}  # fmt: skip
+            weight = pattern[at, layer].mean(1)  # mean of heads, [batch, query, key]
+            yield from shares(who, weight, batch.inputs, **where)
 
 
-def ablation(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def ablation(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Answers that change without one module, in all loops or from or up to one."""
-    for who, model in models(out, seeds):
-        batch = puzzles(who, max(n // 10, 4))
-        found = ablation_study(
-            model, batch, components=("attn_out", "mlp_out"), kinds=("mean", "resample"),
-            when=("all", "one"), loops=[0, 1, 3, 7, 14, 15],
-        ).to_dataframe("agreement", "control_agreement")  # fmt: skip
-        for row in found.to_dict("records"):
-            yield {**who, **row}
+    batch = fresh(who["task"], max(n // 20, 4))
+    found = ablation_study(
+        model, batch, components=("attn_out", "mlp_out"), kinds=("mean",),
+        when=("all", "one"), loops=[0, 1, 3, 7, 14, 15],
+    ).to_dataframe("agreement", "control_agreement")  # fmt: skip
+    for row in found.to_dict("records"):
+        yield {**who, **row}
 
 
-def probes(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def probes(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Accuracy of linear probes for a cell's answer in both parts of the state."""
-    for who, model in models(out, seeds):
-        batch = puzzles(who, n)
-        sites = ("hook_z_H", "hook_z_L")
-        found = probe_study(model, batch, {"answer": batch.targets}, n_loops=LOOPS, sites=sites)
-        names = ["accuracy", "control_task", "random_model", "majority", "embedding"]
-        table = found.data[names].to_dataframe().reset_index()
-        answers = extrapolation_study(model, batch, n_loops=LOOPS).data["accuracy"].mean("batch")
-        for row in table.drop(columns=["group", "target"]).to_dict("records"):
-            loop = int(row.pop("loop")) + 1
-            yield {**who, "loop": loop, **row, "readout": float(answers.sel(loop=loop))}
+    batch = fresh(who["task"], n // 2)
+    sites = ("hook_z_H", "hook_z_L")
+    found = probe_study(model, batch, {"answer": batch.targets}, n_loops=LOOPS, sites=sites)
+    names = ["accuracy", "control_task", "random_model", "majority", "embedding"]
+    table = found.data[names].to_dataframe().reset_index()
+    answers = extrapolation_study(model, batch, n_loops=LOOPS).data["accuracy"].mean("batch")
+    for row in table.drop(columns=["group", "target"]).to_dict("records"):
+        loop = int(row.pop("loop")) + 1
+        yield {**who, "loop": loop, **row, "readout": float(answers.sel(loop=loop))}
 
 
-def patching(out: Path, seeds: list[int], n: int) -> Iterator[dict[str, Any]]:
+def patching(who: Who, model: Any, n: int) -> Iterator[Row]:
     """Another puzzle's state, or a part of it, put in after a loop: whose answer is read?"""
-    for who, model in models(out, seeds):
-        batch = puzzles(who, max(n // 5, 4))
-        source = batch[torch.arange(len(batch)).roll(1)]
-        both = (batch.targets != IGNORE) & (source.targets != IGNORE)
-        for part in ("hook_z_H", "hook_z_L", "hook_state_post"):
-            for n_loops in (LOOPS, 3 * LOOPS):
-                found = patching_sweep(
-                    model, batch.inputs, source.inputs, component=part, n_loops=n_loops,
-                    loops=[0, 3, 7, 11, 13, 14, 15], scored=both,
-                ).to_dataframe()  # fmt: skip
-                for row in found[["loop", "recovered", "control_recovered"]].to_dict("records"):
-                    yield {**who, "part": part, "read": n_loops, **row}
+    batch = fresh(who["task"], max(n // 10, 4))
+    source = batch[torch.arange(len(batch)).roll(1)]
+    both = (batch.targets != IGNORE) & (source.targets != IGNORE)
+    for part in ("hook_z_H", "hook_z_L", "hook_state_post"):
+        for n_loops in (LOOPS, 2 * LOOPS):
+            found = patching_sweep(
+                model, batch.inputs, source.inputs, component=part, n_loops=n_loops,
+                loops=[0, 3, 7, 11, 14, 15], scored=both,
+            ).to_dataframe()  # fmt: skip
+            for row in found[["loop", "recovered", "control_recovered"]].to_dict("records"):
+                yield {**who, "part": part, "read": n_loops, **row}
 
 
 PARTS = {
@@ -341,6 +343,17 @@ PARTS = {
     "attention": attention, "ablation": ablation, "probes": probes, "patching": patching,
     "locality": locality,
 }  # fmt: skip
+UNTRAINED = ("depth", "attention", "locality")
+"""Parts that measure untrained models too."""
+
+
+def replaced(file: Path, who: Who, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a file, with those of one model put in place of its former ones."""
+    if not file.exists():
+        return rows
+    known = pd.read_csv(file)
+    same = (known[[*who]] == pd.Series(who)).all(axis=1)
+    return pd.concat([known[~same], rows], ignore_index=True)
 
 
 def main() -> None:
@@ -352,17 +365,22 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--only", help="Models whose TASK-MODEL begins so.", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    for part in args.part:
-        if part == "page":
-            from analyses.trained_reasoners_page import write_page
-
-            write_page(args.results)
-            continue
-        rows = pd.DataFrame(list(PARTS[part](args.out, args.seed, args.samples)))
-        rows.to_csv(args.results / f"reasoners_{part}.csv", index=False, float_format="%.4f")
-        print(args.results / f"reasoners_{part}.csv", flush=True)
+    if args.part == ["page"]:
+        write_page(args.results)
+        return
+    for who, model in models(args.out, args.seed):
+        name = f"{who['task']}-{who['model']}"
+        for part in args.part if name.startswith(args.only) else ():
+            if measures(part, who):
+                with torch.no_grad():
+                    rows = pd.DataFrame(list(PARTS[part](who, model, args.samples)))
+                file = args.results / f"reasoners_{part}.csv"
+                table = replaced(file, who, rows)
+                write_bytes(file, table.to_csv(index=False, float_format="%.4f").encode())
+                print(part, *who.values(), len(rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from analyses import train_trm_small as training
 from analyses import trained_reasoners as study
 from analyses.train_trm_small import KINDS, TASKS, Training, build, draw, fresh
 from loopinterp.adapters import adapt
-from loopinterp.core.storage import write_tensors
 from loopinterp.tasks import IGNORE
 from loopinterp.tasks.maze import WAYS
 from loopinterp.tasks.sudoku import units
@@ -157,9 +156,17 @@ def test_every_part_measures_the_models(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study, "LATER", 24)
-    monkeypatch.setattr(study, "TASKS", {"sudoku": TASKS["sudoku"]})
-    for kind in KINDS:
-        file = tmp_path / f"{kind}-sudoku-seed-0.safetensors"
-        write_tensors(file, build(kind, "sudoku", 0).state_dict())
-    rows = pd.DataFrame(list(study.PARTS[part](tmp_path, [0], 8)))
-    assert {"trm", "hrm"} <= {*rows["model"]} and {*rows["task"]} == {"sudoku"}
+    for who, model in study.models(tmp_path, [0]):
+        if who["model"] == "untrained hrm":
+            with torch.no_grad():
+                rows = pd.DataFrame(list(study.PARTS[part](who, model, 8)))
+            assert len(rows) and {*rows["task"]} == {who["task"]}
+
+
+def test_rows_of_a_model_replace_its_former_ones(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    for model, value in (("trm", 1), ("hrm", 2), ("trm", 3)):
+        who = {"task": "maze", "model": model, "seed": 0}
+        study.replaced(file, who, pd.DataFrame([{**who, "value": value}])).to_csv(file, index=False)
+    known = pd.read_csv(file)
+    assert dict(zip(known["model"], known["value"])) == {"hrm": 2, "trm": 3}
