@@ -363,7 +363,7 @@ def main() -> None:
     parser.add_argument("part", nargs="+", choices=[*PARTS, "page"])
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--only", help="Models whose TASK-MODEL begins so.", default="")
     args = parser.parse_args()
