@@ -212,7 +212,8 @@ def main() -> None:
     torch.set_num_threads(1)
     for seed in args.seed:
         for name in args.only:
-            trained(args.out, *name.split("-"), seed, args.steps)
+            kind, task = name.split("-")
+            trained(args.out, kind, task, seed, args.steps)
 
 
 if __name__ == "__main__":

@@ -334,8 +334,9 @@ def patching(who: Who, model: Any, n: int) -> Iterator[Row]:
                 model, batch.inputs, source.inputs, component=part, n_loops=n_loops,
                 loops=[0, 3, 7, 11, 14, 15], scored=both,
             ).to_dataframe()  # fmt: skip
-            for row in found[["loop", "recovered", "control_recovered"]].to_dict("records"):
-                yield {**who, "part": part, "read": n_loops, **row}
+            for row in found.to_dict("records"):
+                kept = {name: row[name] for name in ("loop", "recovered", "control_recovered")}
+                yield {**who, "part": part, "read": n_loops, **kept}
 
 
 PARTS = {
@@ -352,8 +353,8 @@ def replaced(file: Path, who: Who, rows: pd.DataFrame) -> pd.DataFrame:
     if not file.exists():
         return rows
     known = pd.read_csv(file)
-    same = (known[[*who]] == pd.Series(who)).all(axis=1)
-    return pd.concat([known[~same], rows], ignore_index=True)
+    others = (known[[*who]] != pd.Series(who)).any(axis=1)
+    return pd.concat([known.loc[others], rows], ignore_index=True)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,15 +17,17 @@ from loopinterp.figures import LinePanel, Series, line_panels
 
 PAGE = PAGES / "results" / "trained-reasoners.md"
 WHO = ["task", "model", "seed"]
+Table = Any
+"""A DataFrame; selections of one are too wide for a type checker."""
 
 
-def percent(row: pd.Series, name: str) -> str:
+def percent(row: Table, name: str) -> str:
     """A share with its interval, ``98 (97–99)``."""
     value, low, high = (100 * row[x] for x in (name, f"{name}_low", f"{name}_high"))
     return f"{value:.0f} ({low:.0f}–{high:.0f})"
 
 
-def accuracy(found: pd.DataFrame) -> str:
+def accuracy(found: Table) -> str:
     last = found["loop"] == np.where(found["model"] == "unlooped", 1, 16)
     rows = [
         [*(row[x] for x in WHO), percent(row, "exact"), f"{100 * row['cells']:.1f}"]
@@ -33,16 +36,16 @@ def accuracy(found: pd.DataFrame) -> str:
     return table([*WHO, "grids right", "cells right"], rows)
 
 
-def depth(found: pd.DataFrame) -> str:
+def depth(found: Table) -> str:
     shown = [0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20]
     rows = []
     for who, each in found[~found["model"].str.contains("un")].groupby(WHO, sort=False):
         by_loop = each.set_index("loop")["exact"]
-        rows.append([*who, *(f"{100 * by_loop[loop]:.0f}" for loop in shown)])
+        rows.append([*who, *(f"{100 * by_loop[loop]:.1f}" for loop in shown)])
     return table([*WHO, *map(str, shown)], rows)
 
 
-def exits(found: pd.DataFrame) -> str:
+def exits(found: Table) -> str:
     rows: dict[str, list[str]] = {}
     columns = list(found.groupby(WHO, sort=False))
     for _, each in columns:
@@ -68,7 +71,7 @@ def auc_interval(wrong: np.ndarray, values: np.ndarray, draws: int = 500) -> str
     return f"{roc_auc_score(wrong, values):.2f} ({low:.2f}–{high:.2f})"
 
 
-def fates(found: pd.DataFrame) -> str:
+def fates(found: Table) -> str:
     rows = []
     for who, each in found.groupby(WHO, sort=False):
         for wrong in (True, False):
@@ -88,7 +91,7 @@ def fates(found: pd.DataFrame) -> str:
     return table([*WHO, *head, "exponent, loops 1 to 16", "loops 17 to 64"], rows)
 
 
-def telling(found: pd.DataFrame) -> str:
+def telling(found: Table) -> str:
     rows = []
     for who, each in found.groupby(WHO, sort=False):
         wrong = each["wrong"].to_numpy(bool)
@@ -99,7 +102,7 @@ def telling(found: pd.DataFrame) -> str:
     return table([*WHO, *head, "halting head"], rows)
 
 
-def restarts(found: pd.DataFrame) -> str:
+def restarts(found: Table) -> str:
     found = found[found["state"] == "all"]
     rows, columns = {}, []
     for (*who, group), each in found.groupby([*WHO, "group"], sort=False):
@@ -110,7 +113,7 @@ def restarts(found: pd.DataFrame) -> str:
     return table(["change", *columns], [[name, *cells] for name, cells in rows.items()])
 
 
-def probes(found: pd.DataFrame) -> str:
+def probes(found: Table) -> str:
     shown, rows = (1, 2, 4, 8, 16), []
     for (*who, site), each in found.groupby([*WHO, "site"], sort=False):
         by_loop = each.set_index("loop")
@@ -126,7 +129,7 @@ def probes(found: pd.DataFrame) -> str:
     return table([*WHO, "read from", *loops, *head], rows)
 
 
-def patching(found: pd.DataFrame) -> str:
+def patching(found: Table) -> str:
     loops = sorted({*found["loop"]})
     rows = []
     for (*who, part, read), each in found.groupby([*WHO, "part", "read"], sort=False):
@@ -137,48 +140,44 @@ def patching(found: pd.DataFrame) -> str:
     return table([*WHO, "part", "read at", *head, "control"], rows)
 
 
-def ablation(found: pd.DataFrame) -> str:
-    found = found[found["ablation"] == "mean"]
-    spans, rows = list(found["when"].unique()), []
+def ablation(found: Table) -> str:
+    rows = []
     for (*who, part), each in found.groupby([*WHO, "part"], sort=False):
-        each = each.set_index("when")
-        cells = [
-            f"{100 * (1 - each.loc[x, 'agreement']):.0f}"
-            f" / {100 * (1 - each.loc[x, 'control_agreement']):.0f}"
-            for x in spans
-        ]
-        rows.append([*who, part, *cells])
-    return table([*WHO, "module", *spans], rows)
+        cells = each.set_index("when")
+        whole = cells.loc["all loops"]
+        changed = [100 * (1 - whole[x]) for x in ("agreement", "agreement_high", "agreement_low")]
+        noise = 100 * (1 - whole["control_agreement"])
+        one = 100 * (1 - cells.drop(index="all loops")["agreement"].min())
+        shown = "{:.0f} ({:.0f}–{:.0f})".format(*changed)
+        rows.append([*who, part, shown, f"{noise:.0f}", f"{one:.0f}"])
+    head = ["all loops", "noise of equal norm", "one loop, at most"]
+    return table([*WHO, "module", *head], rows)
 
 
-def by_relation(found: pd.DataFrame, keys: list[str], task: str) -> str:
+def by_relation(found: Table, keys: list[str], *, intervals: bool) -> str:
     """A row for each model and place, and a column for each relation of two cells."""
-    found, rows = found[found["task"] == task], []
-    names = list(found["relation"].unique())
+    names, rows = list(found["relation"].unique()), []
     for key, each in found.groupby(keys, sort=False):
-        each, cells = each.set_index("relation"), []
-        for name in names:
-            value, low, high = each.loc[name, ["times", "times_low", "times_high"]]
-            cells.append(f"{value:.2f} ({low:.2f}–{high:.2f})")
-        rows.append([*key, *cells])
+        cells = each.set_index("relation")[["times", "times_low", "times_high"]]
+        shown = "{:.2f} ({:.2f}–{:.2f})" if intervals else "{:.2f}"
+        rows.append([*key, *(shown.format(*cells.loc[name]) for name in names)])
     return table([*keys, *names], rows)
 
 
-def attention(found: pd.DataFrame, task: str) -> str:
-    """Mean over layers of each stack and over models' seeds, in loop 1 and 16."""
-    found = found[found["loop"].isin((1, 16))].copy()
-    # inner.0, inner.1 are the fast cycles, inner.2 the slow stack
-    found["stack"] = np.where(found["layer"].str.startswith("inner.2"), "slow", "fast")
-    keys = ["task", "model", "seed", "stack", "loop", "relation"]
-    mean = found.groupby(keys, sort=False)[["times", "times_low", "times_high"]].mean()
-    return by_relation(mean.reset_index(), ["model", "seed", "stack", "loop"], task)
+def attention(found: Table, task: str) -> str:
+    """The second fast cycle and the slow stack, in the last loop."""
+    inside = found["layer"].str.startswith(("inner.1", "inner.2"))
+    found = found[(found["task"] == task) & (found["loop"] == 16) & inside]
+    return by_relation(found, ["model", "seed", "layer"], intervals=False)
 
 
-def locality(found: pd.DataFrame, task: str) -> str:
-    return by_relation(found, ["model", "seed", "after", "span"], task)
+def locality(found: Table, task: str) -> str:
+    """From the state after four loops, over one loop and over eight."""
+    found = found[(found["task"] == task) & (found["after"] == 4)]
+    return by_relation(found.rename(columns={"span": "loops"}), ["model", "loops"], intervals=True)
 
 
-def picture(depths: pd.DataFrame) -> bytes:
+def picture(depths: Table) -> bytes:
     """Right grids by loops, a panel for each task, as PNG."""
     panels = []
     for task, of_task in depths.groupby("task", sort=False):
@@ -186,16 +185,16 @@ def picture(depths: pd.DataFrame) -> bytes:
         for (model, seed), each in of_task.groupby(["model", "seed"], sort=False):
             if "untrained" in model or seed:
                 continue
-            ends = {"low": each["exact_low"], "high": each["exact_high"]}
-            control = model == "unlooped"
-            lines.append(Series(model, each["loop"], each["exact"], **ends, control=control))
+            low, high, control = each["exact_low"], each["exact_high"], model == "unlooped"
+            line = Series(model, each["loop"], each["exact"], low=low, high=high, control=control)
+            lines.append(line)
         panels.append(LinePanel(lines, "grids right", title=task, y_range=(0, 1)))
     figure = line_panels(panels, x_title="loops")
     with StillPictures() as pictures:
         return pictures.draw(figure, width=760)
 
 
-TABLES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
+TABLES: dict[str, tuple[str, Callable[[Table], str]]] = {
     "accuracy": ("depth", accuracy),
     "depth": ("depth", depth),
     "exits": ("exits", exits),
