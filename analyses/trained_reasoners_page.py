@@ -185,8 +185,11 @@ def picture(depths: Table) -> bytes:
         for (model, seed), each in of_task.groupby(["model", "seed"], sort=False):
             if "untrained" in model or seed:
                 continue
-            low, high, control = each["exact_low"], each["exact_high"], model == "unlooped"
-            line = Series(model, each["loop"], each["exact"], low=low, high=high, control=control)
+            shown = ["exact", "exact_low", "exact_high"]
+            if control := model == "unlooped":  # its one loop, as a level for all
+                each.loc[:, shown] = each.loc[each["loop"] == 1, shown].to_numpy()
+            exact, low, high = (each[name] for name in shown)
+            line = Series(model, each["loop"], exact, low=low, high=high, control=control)
             lines.append(line)
         panels.append(LinePanel(lines, "grids right", title=task, y_range=(0, 1)))
     figure = line_panels(panels, x_title="loops")
