@@ -13,7 +13,9 @@ from torch import Tensor
 
 from analyses import train_trm_small as training
 from analyses import trained_reasoners as study
+from analyses.tables_in_pages import put
 from analyses.train_trm_small import KINDS, TASKS, Training, build, draw, fresh
+from analyses.trained_reasoners_page import PAGE, as_tables, auc_interval
 from loopinterp.adapters import adapt
 from loopinterp.tasks import IGNORE
 from loopinterp.tasks.maze import WAYS
@@ -170,3 +172,15 @@ def test_rows_of_a_model_replace_its_former_ones(tmp_path: Path) -> None:
         study.replaced(file, who, pd.DataFrame([{**who, "value": value}])).to_csv(file, index=False)
     known = pd.read_csv(file)
     assert dict(zip(known["model"], known["value"])) == {"hrm": 2, "trm": 3}
+
+
+def test_the_page_says_what_its_files_say() -> None:
+    text = PAGE.read_text()
+    assert put(text, as_tables()) == text, "run python -m analyses.trained_reasoners page"
+
+
+def test_an_area_under_the_curve_has_its_interval() -> None:
+    wrong = np.arange(40) < 20
+    assert auc_interval(wrong, np.where(wrong, 2.0, 1.0)) == "1.00 (1.00–1.00)"
+    assert auc_interval(wrong, np.ones(40)) == "0.50 (0.50–0.50)"
+    assert auc_interval(wrong | True, np.ones(40)) == "–"
