@@ -48,7 +48,7 @@ from loopinterp.tasks.sudoku import peers
 LOOPS, SEGMENT = 16, 2
 """Loops of a run as in training, and of a segment."""
 LATER = 64
-"""Loops of a run that shows whether a state settles."""
+"""Loops of a run that shows whether a state converges."""
 
 
 Who = dict[str, Any]
@@ -152,7 +152,7 @@ def chosen(model: Any, who: dict[str, Any], n: int, most: int) -> tuple[Batch, i
 
 
 def fates(who: Who, model: Any, n: int) -> Iterator[Row]:
-    """Each wrong and right puzzle: does its state settle, and how fast do neighbours part?"""
+    """Each wrong and right puzzle: does its state converge, and how fast do neighbours part?"""
     batch, n_wrong = chosen(model, who, 3 * n, 60)
     found = convergence_study(model, batch, n_loops=LATER, limit_steps=200, n_spectral=0)
     still = found.of_counted("residual").mean("pos")

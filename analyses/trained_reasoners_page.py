@@ -87,7 +87,7 @@ def fates(found: Table) -> str:
                 for x in ("lyapunov_run", "lyapunov_late")
             ]
             rows.append([*who, "wrong" if wrong else "right", len(part), *cells, *spans])
-    head = ["after loop 16", "puzzles", "settles", "settles wrong", "right at loop 64"]
+    head = ["after loop 16", "puzzles", "converges", "to a wrong answer", "right at loop 64"]
     return table([*WHO, *head, "exponent, loops 1 to 16", "loops 17 to 64"], rows)
 
 

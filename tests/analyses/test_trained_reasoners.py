@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -45,7 +46,7 @@ def test_a_segment_of_training_is_one_of_the_adapter() -> None:
     """The states that a step carries on, and the loss of its first segment, by the adapter."""
     for kind in ("trm", "hrm"):
         one = Training(kind, "sudoku", 1, 4)
-        model = adapt(build(kind, "sudoku", 1).eval())
+        model: Any = adapt(build(kind, "sudoku", 1).eval())
         shown = one.step()
         batch = one.pool[one.now["example"]]
         states = model(batch.inputs, n_loops=2, return_type="states")
@@ -108,7 +109,9 @@ def ways(inputs: list[int], start: int, width: int) -> dict[int, int]:
 def test_relations_of_a_maze_are_its_ways() -> None:
     inputs = draw("maze", 3, 5).inputs
     masks = study.relations("maze", inputs)
-    assert torch.equal(sum(mask.int() for mask in masks.values()), torch.ones(3, 16, 16).int())
+    assert torch.equal(
+        torch.stack([*masks.values()]).int().sum(0).int(), torch.ones(3, 16, 16).int()
+    )
     for k, row in enumerate(inputs.tolist()):
         for start in (0, 6):
             steps = ways(row, start, 4)
@@ -127,7 +130,9 @@ def test_relations_of_a_sudoku_are_its_units() -> None:
         named = {j for name, m in masks.items() if name.startswith("peer") for j in range(16)
                  if m[0, i, j]}  # fmt: skip
         assert named == peers
-    assert torch.equal(sum(mask.int() for mask in masks.values()), torch.ones(1, 16, 16).int())
+    assert torch.equal(
+        torch.stack([*masks.values()]).int().sum(0).int(), torch.ones(1, 16, 16).int()
+    )
 
 
 def test_influence_is_the_size_of_the_blocks_of_a_linear_map() -> None:
