@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import loopinterp
-from analyses import notebook_models, train_ouro_small
+from analyses import notebook_models, train_ouro_small, train_trm_small
 from analyses.tables_in_pages import PAGES, rewrite, table
 from loopinterp.core.errors import InputError
 from loopinterp.core.storage import write_json
@@ -112,6 +112,8 @@ FINITE: dict[str, tuple[str, list[str], str]] = {
 ADAPTED: dict[str, Callable[[Path, str], dict[str, Any]]] = {
     "ouro-small": train_ouro_small.zoo_entry,
     "ouro-small-ahead": train_ouro_small.zoo_entry,
+    "trm-small": train_trm_small.zoo_entry,
+    "hrm-small": train_trm_small.zoo_entry,
 }
 """Adapted models: a function of a folder for weights and the name, which loads or trains the model.
 

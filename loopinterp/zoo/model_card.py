@@ -229,9 +229,9 @@ def measure_card(
     model, task = run.model(), run.task
 
     def fits(n: int) -> bool:
-        one = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))
-        try:
-            model.bind(one.inputs)
+        generator = torch.Generator().manual_seed(0)
+        try:  # some tasks have a longest length, some models a number of positions
+            model.bind(task.sample(n, batch_size=1, generator=generator).inputs)
         except InputError:
             return False
         return True

@@ -78,6 +78,7 @@ ELSEWHERE = (
     *("ouro_small_edges", "ouro_small_results", "train_ouro_small"),
     *("claims", "learned_gates", "second_order_exits", "lens_ranks", "forced_depth"),
     *("cyclic_fixed_points", "doubling"),
+    *("train_trm_small", "trained_reasoners", "trained_reasoners_page"),
 )
 """With tests of their own, here or in a file of their name."""
 

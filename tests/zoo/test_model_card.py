@@ -11,11 +11,12 @@ import pytest
 
 import loopinterp
 from loopinterp.core.errors import ConfigError
-from loopinterp.models import LoopedTransformer
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.tasks import Sudoku
 from loopinterp.training import Run, evaluate
 from loopinterp.training.run import RunFault
 from loopinterp.zoo import Card, get_card, make_entry
-from loopinterp.zoo.model_card import Failure
+from loopinterp.zoo.model_card import Failure, measure_card
 from tests.refusals import naming
 from tests.training.tiny_run import refused
 
@@ -90,3 +91,11 @@ def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
     assert card.lowest_table()["on"].tolist() == ["chain", "chain"]
     with pytest.raises(ConfigError, match="note"):
         Card.from_dict(values | {"note": ""})
+
+
+def test_a_card_has_the_lengths_that_its_task_can_draw(tmp_path: Path) -> None:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=5, causal=False)
+    made = {"max_n": 6, "origin": "made for a test"}
+    run = Run.from_model(LoopedTransformer(config), Sudoku(), tmp_path / "run", **made)
+    exact = measure_card(run, samples=1, seed=0, distributions=["uniform"])
+    assert [*exact["uniform"]] == [6, 12]  # not 24 and 48 blanks of 16 cells

@@ -173,7 +173,7 @@ ADAPTED = [name for name in NAMES if get_card(name).baselines]
 
 
 def test_the_zoo_has_models_in_a_published_architecture() -> None:
-    assert {"ouro-small", "ouro-small-ahead"} <= {*ADAPTED}
+    assert {"ouro-small", "ouro-small-ahead", "trm-small", "hrm-small"} <= {*ADAPTED}
 
 
 @pytest.mark.parametrize("name", ADAPTED)
