@@ -74,7 +74,8 @@ ELSEWHERE = (
     "reduced_models",
     "decompiling_benchmark",
     "trained_albert",
-    *("ouro_small_results", "train_ouro_small"),
+    *("ouro_small_results", "train_ouro_small", "small_language_models"),
+    *("huginn_small_results", "huginn_small_tables", "train_huginn_small"),
 )
 """With tests of their own, here or in a file of their name."""
 
