@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import loopinterp
-from analyses import notebook_models
+from analyses import notebook_models, train_huginn_small, train_ouro_small
 from analyses.tables_in_pages import PAGES, rewrite, table
 from loopinterp.core.errors import InputError
 from loopinterp.core.storage import write_json
@@ -32,7 +34,7 @@ from loopinterp.training import (
 )
 from loopinterp.training.run import LoopsByLength
 from loopinterp.zoo import Card, get_card, list_pretrained, make_entry, pretrained_run
-from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, measure_card
+from loopinterp.zoo.model_card import CARD, THIS, TIMES_THE_CUTOFF, measure_card
 
 NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
 MODELS: dict[str, tuple[str, list[str], str]] = {
@@ -107,6 +109,16 @@ FINITE: dict[str, tuple[str, list[str], str]] = {
 }
 """The same of models with a state code, whose bits are dropped as long as they stay right."""
 
+ADAPTED: dict[str, Callable[[Path, str], dict[str, Any]]] = {
+    "ouro-small": train_ouro_small.zoo_entry,
+    "ouro-small-ahead": train_ouro_small.zoo_entry,
+    "huginn-small": train_huginn_small.zoo_entry,
+}
+"""Adapted models: a function of a folder for weights and the name, which loads or trains the model.
+
+It returns ``model``, ``task``, ``max_n``, ``origin``, ``note`` and ``baselines``, models by name.
+"""
+
 NOTEBOOK = {
     "notebook-standard": "Beside it, an ordinary transformer: four untied layers, no loop.",
     "notebook-looped": "A public notebook's looped model of 8 bits: right on 15 in 16 at most.",
@@ -119,14 +131,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"), help="Where to train.")
     parser.add_argument("--zoo", type=Path, default=Path(loopinterp.__file__).parent / "zoo")
     parser.add_argument(
-        "--name", action="append", choices=[*MODELS, *FINITE, *NOTEBOOK], help="Default: all."
+        "--name",
+        action="append",
+        choices=[*MODELS, *FINITE, *ADAPTED, *NOTEBOOK],
+        help="Default: all.",
     )
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--add", action="store_true", help="Distributions that a card lacks.")
     parser.add_argument("--page", type=Path, default=PAGES / "zoo.md")
     args = parser.parse_args()
-    for name in args.name or [*MODELS, *FINITE, *NOTEBOOK]:
+    for name in args.name or [*MODELS, *FINITE, *ADAPTED, *NOTEBOOK]:
         # The library writes nothing into the package, so what is made is made elsewhere and moved.
         made = args.out / "entries" / name
         shutil.rmtree(made, ignore_errors=True)
@@ -139,11 +154,13 @@ def main() -> None:
         shutil.copytree(made, args.zoo / name, dirs_exist_ok=True)
         shares = ", ".join(f"{share:.2f} at {n}" for n, share in card.worst().items())
         print(f"{name}: exact match {shares}; {card.minutes} min", flush=True)
-    rewrite(args.page, {"zoo": zoo_table()})
+    rewrite(args.page, {"zoo": zoo_table(), "zoo-baselines": baselines_table()})
 
 
 def trained(name: str, made: Path, args: argparse.Namespace) -> Card:
     """Train a model, and make its entry in a folder."""
+    if name in ADAPTED:
+        return adapted(name, made, args)
     if name in NOTEBOOK:
         recipe, note, run = None, NOTEBOOK[name], notebooks(name, args.out)
     else:
@@ -153,6 +170,24 @@ def trained(name: str, made: Path, args: argparse.Namespace) -> Card:
         if not run.is_trained:  # its initial bits were chosen after training
             note, recipe = f"{note} Trained by {recipe} with --drop-bits.", None
     return make_entry(run, made, recipe=recipe, note=note, samples=args.samples)
+
+
+def adapted(name: str, made: Path, args: argparse.Namespace) -> Card:
+    """Make the entry of an adapted model, measured beside its baselines."""
+    entry, folder = ADAPTED[name](args.out, name), args.out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    made_for = {key: entry[key] for key in ("max_n", "origin")}
+    run = Run.from_model(entry["model"], entry["task"], folder, **made_for)
+    return make_entry(
+        run,
+        made,
+        recipe=None,
+        note=entry["note"],
+        samples=args.samples,
+        baselines=entry["baselines"],
+        licence="MIT",
+        command=f"python -m analyses.make_zoo --name {name}",
+    )
 
 
 def finite(config: TrainingConfig, out: Path) -> Run:
@@ -172,8 +207,20 @@ def with_missing(name: str, samples: int) -> Card:
     if lacking := [d for d in known if d not in exact]:
         card = card.replace(samples=min(card.samples, samples))
         exact |= measure_card(run, samples=card.samples, seed=card.seed, distributions=lacking)
-    recipe, _, note = (MODELS | FINITE).get(name, (None, [], NOTEBOOK.get(name, "")))
+    recipe, _, note = (MODELS | FINITE).get(name, (None, [], NOTEBOOK.get(name, card.note)))
     return card.replace(recipe=recipe, note=note, exact_match={d: exact[d] for d in known})
+
+
+def baselines_table() -> str:
+    """The table of the models that have baselines: exact match and answers right, in per cent."""
+    rows, measures = [], ("exact match", "answers right")
+    for name in list_pretrained().index:
+        for model, shares in get_card(name).baselines.items():
+            label = name if model == THIS else model
+            for distribution, by in shares.items():
+                percents = [f"{100 * by[measure]:.1f}" for measure in measures]
+                rows.append([label, distribution, *percents])
+    return table(["model", "distribution", *measures], rows)
 
 
 def zoo_table() -> str:

@@ -4,8 +4,8 @@
     python -m analyses.train_huginn_small text --texts FOLDER       # the unpacked package, one seed
 
 Weights go into ``--out``; those that it holds already are kept, and a stopped training resumes.
-``analyses/huginn_small_results.py`` measures them. The model is the plain PyTorch Huginn of
-``tests/adapters/published``: one layer of prelude, a core of two, one of coda. It is trained as in
+``analyses/huginn_small_results.py`` measures them. The model is the Huginn of
+``loopinterp.adapters.plain``: one layer of prelude, a core of two, one of coda. It is trained as in
 arXiv 2502.05171: each step draws its number of loops, the state starts as noise, the loss is that
 of the last loop, and gradients pass through the last ``LIVE`` loops alone. The unlooped baseline
 has as many weights and always makes one loop. ``text`` also trains the Ouro of
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from analyses.small_language_models import (
+    LENGTH,
     OTHER,
     TASK,
     WINDOW,
@@ -37,15 +39,16 @@ from analyses.small_language_models import (
 )
 from analyses.train_ouro_small import N_LOOPS as OURO_LOOPS
 from analyses.train_ouro_small import stage_one
+from loopinterp.adapters import adapt, keep_outputs
+from loopinterp.adapters.plain.huginn import RavenConfig, RavenForCausalLM
+from loopinterp.adapters.plain.ouro import OuroConfig, OuroForCausalLM
 from loopinterp.tasks import IGNORE, Batch
-from tests.adapters.published.huginn import RavenConfig, RavenForCausalLM
-from tests.adapters.published.ouro import OuroConfig, OuroForCausalLM
 
 MEAN_LOOPS, SPREAD, LIVE = 8, 0.5, 4
 """Mean of the drawn loops, standard deviation of the logarithm of their rate, loops with gradients.
 
 Mean and gradients are 32 and 8 in arXiv 2502.05171."""
-STEPS = {"hops": 2000, "text": 2000}
+STEPS = {"hops": 2000, "text": 1500}
 VOCABULARY = {"hops": TASK.d_vocab, "text": OTHER + 1}
 OUT = Path("runs/huginn-small")
 
@@ -137,6 +140,23 @@ def train(part: str, name: str, seed: int, out: Path, texts: Tensor | None, n_st
     fit(model, data, loss_of, n_steps, file.with_suffix(".part"))
     save_file(model.state_dict(), file)
     print(f"{file.name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def zoo_entry(out: Path, name: str) -> dict[str, Any]:
+    """The p-hop model of seed 0 for the zoo, with the task's classes, beside its baselines."""
+    folder = out / f"{name}-weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    for label in names("hops"):
+        if not file_of(folder, "hops", label, 0).exists():
+            train("hops", label, 0, folder, None, STEPS["hops"])
+    models = {"untrained": build("hops", 0).eval(), **dict(trained(folder, "hops", 0))}
+    for model in models.values():
+        keep_outputs(model, TASK.d_vocab_out)
+    adapted = {label: adapt(model) for label, model in models.items()}
+    origin = "trained on p-hop induction as a small Huginn, in plain PyTorch"
+    note = "Up to 8 hops of induction, after a random number of loops from a random state."
+    model = {"model": adapted.pop("looped"), "task": TASK, "max_n": LENGTH, "origin": origin}
+    return {**model, "note": note, "baselines": adapted}
 
 
 def main() -> None:

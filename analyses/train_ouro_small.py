@@ -4,7 +4,7 @@
 
 Weights that ``--out`` holds already are measured, not trained again.
 
-The model is the plain PyTorch Ouro of ``tests/adapters/published``; studies reach its weights
+The model is the Ouro of ``loopinterp.adapters.plain``; studies reach its weights
 through ``adapt``. Stage I minimises ``sum_t p(t) CE(y_t) - beta H(p)`` at each position, p being
 the gate's distribution over exits. Stage II trains the gate alone, to go on where the last loop
 lowered the loss (arXiv 2510.25741); "stage II ahead" is a variant, where the next loop does. The
@@ -19,6 +19,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -29,12 +30,18 @@ from torch import Tensor
 from analyses.ouro_small_results import FILES, PAGE, STAGES, as_tables, measure
 from analyses.small_language_models import LENGTH, TASK, Hops, fit
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
+from loopinterp.adapters import adapt, keep_outputs
+from loopinterp.adapters.plain.ouro import OuroConfig, OuroForCausalLM
 from loopinterp.tasks import Batch
-from tests.adapters.published.ouro import OuroConfig, OuroForCausalLM
 
 N_LOOPS = 4
 BETA, SLOPE, LEAST_GAIN = 0.05, 50.0, 0.005
 """Weight of the entropy; of stage II, the slope and middle of its sigmoid."""
+ZOO = {
+    "ouro-small": (STAGES[0], "Up to 8 hops of induction in 4 loops, with an exit gate."),
+    "ouro-small-ahead": (STAGES[2], "The same; its gate was trained to stop where no loop helps."),
+}
+"""Models of the zoo: their stage of training, and what they are examples of."""
 
 
 def build(n_loops: int, seed: int) -> OuroForCausalLM:
@@ -103,6 +110,21 @@ def trained(folder: Path, seed: int, n_steps: int) -> dict[str, OuroForCausalLM]
         folder.mkdir(parents=True, exist_ok=True)
         save_file(models[name].state_dict(), file)
     return models
+
+
+def zoo_entry(out: Path, name: str) -> dict[str, Any]:
+    """The model of seed 1 for the zoo, with the task's classes, beside its baselines."""
+    stage, note = ZOO[name]
+    models = trained(out / "ouro-small-weights", seed=1, n_steps=2500)
+    adapted = {}
+    for label in ("untrained", "unlooped", stage):
+        keep_outputs(models[label], TASK.d_vocab_out)
+        adapted[label] = adapt(models[label].eval())
+    origin = (
+        f"trained on p-hop induction as a small Ouro ({stage.split(', ')[1]}), in plain PyTorch"
+    )
+    model = {"model": adapted.pop(stage), "task": TASK, "max_n": LENGTH, "origin": origin}
+    return {**model, "note": note, "baselines": adapted}
 
 
 def main() -> None:

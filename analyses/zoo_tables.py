@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
+from loopinterp.models import LoopedTransformer
 from loopinterp.models.study_examples import makes_one_loop
 from loopinterp.zoo import list_pretrained, load_pretrained
 
@@ -62,5 +63,10 @@ def measure_zoo(
 
 
 def looped_models() -> list[str]:
-    """Names of the zoo's models that make more than one loop."""
-    return [name for name in list_pretrained().index if not makes_one_loop(load_pretrained(name))]
+    """Names of the zoo's looped transformers that make more than one loop."""
+    models = {name: load_pretrained(name) for name in list_pretrained().index}
+    return [
+        name
+        for name, model in models.items()
+        if isinstance(model, LoopedTransformer) and not makes_one_loop(model)
+    ]

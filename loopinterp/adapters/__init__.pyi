@@ -4,6 +4,8 @@ from .adapt import load_published as load_published
 from .adapt import load_tokenizer as load_tokenizer
 from .adapt import tokenize as tokenize
 from .albert import AlbertAdapter as AlbertAdapter
+from .architectures import AdaptedModelConfig as AdaptedModelConfig
+from .architectures import keep_outputs as keep_outputs
 from .four_methods import FourMethodAdapter as FourMethodAdapter
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter

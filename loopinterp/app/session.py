@@ -30,8 +30,8 @@ from loopinterp.models.protocol import (
     declared,
     describe_model,
     device_of,
+    every_tensor,
     need_model,
-    own_weights,
     rule_of,
 )
 from loopinterp.models.study_examples import need_model_of
@@ -212,7 +212,7 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
         task=run.task,
         folder=run.folder,
         # Of the weights that were read, not of the file, which a training may replace at any time.
-        owner=Owner(config=config, weights=digest_tensors(own_weights(model))),
+        owner=Owner(config=config, weights=digest_tensors(every_tensor(model))),
         cutoff=run.cutoff,
         trained=run.is_trained,
         distribution=run.config.distribution,

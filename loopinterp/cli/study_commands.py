@@ -294,11 +294,18 @@ def zoo(
         print_document({"run": str(out), **facts}, copied, as_json)
         return
     # Accuracies are printed as tables.
-    about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
+    in_tables, of_given = ("exact_match", "lowest", "baselines"), ("origin", "licence", "command")
+    about = {
+        key: value
+        for key, value in facts.items()
+        if key not in in_tables and not (key in of_given and value is None)
+    }
     text = (
         f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
         f"\n\nLowest of the distributions after T(n) loops\n{card.lowest_table().to_string()}"
     )
+    if card.baselines:
+        text += f"\n\nBeside other models\n{card.baseline_table().to_string()}"
     print_document(facts, text, as_json)
 
 

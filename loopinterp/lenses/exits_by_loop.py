@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,13 +20,14 @@ from loopinterp.dynamics.measures import correctness, exact_match
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model, need_model
-from loopinterp.models.stopped_run import first_ready, score_loops
+from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops
 from loopinterp.models.stopping import STOPPING_RULES, GateAbove
 from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
 from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
@@ -43,9 +44,16 @@ RULES: dict[str, StoppingRule] = {
 """The compared rules; each is swept over all tolerances."""
 
 
+Per = Literal["example", "token"]
+N_DEALS = 16
+"""Deals of the distributions over exits among tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExitResult(Result, kind="exits"):
     """The result of :func:`exit_study`. ``loop`` counts loops made, from 0.
+
+    With ``per="token"``, a row of ``batch`` is an asked token, not an example.
 
     Arrays:
         exact: Whether all asked positions of an example are right after a loop.
@@ -65,10 +73,21 @@ class ExitResult(Result, kind="exits"):
         own_loops: Mean number of loops with it.
         another: Control: whether another example's right answer is read after some loop.
         answer_loops: T(n) of each example; the last loop for inputs alone.
+        example: The example of each row.
+        swept_examples: Share of examples with all asked tokens right where each row stops.
+        swept_examples_dealt: Control: the same with stops drawn from those of the rule.
+        own_dealt, own_examples: As ``swept_dealt``, ``swept_examples``, with the own tolerance.
+        frozen_exact, frozen_examples, frozen_loops: As ``own_exact``, ``own_examples`` and
+            ``own_loops``, where the state of a stopped token stays as it is
+            (:func:`~loopinterp.models.run_frozen`).
+        weighted_exact: Whether the answer of the mixture of all loops is right.
+        weighted_loops: Mean loop under the gate's distribution over exits.
+        weighted_dealt: Control: share right with the distributions of other tokens, by deal.
 
     Attributes:
         targets: Whether the data has targets; if not, the last loop's answer counts as right.
         rules: Each rule as it was given.
+        per: What stops by itself: each ``example``, or each asked ``token``.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -77,11 +96,19 @@ class ExitResult(Result, kind="exits"):
         "score": "rule loop batch",
         **dict.fromkeys(("tolerance", "swept_exact", "swept_loops", "swept_dealt"), "rule step"),
         **dict.fromkeys(("own_exact", "own_loops"), "rule"),
-        **dict.fromkeys(("another", "answer_loops"), "batch"),
+        **dict.fromkeys(("another", "answer_loops", "example"), "batch"),
+        **dict.fromkeys(("swept_examples", "swept_examples_dealt"), "rule step"),
+        **dict.fromkeys(("own_dealt", "own_examples"), "rule"),
+        **dict.fromkeys(("frozen_exact", "frozen_examples", "frozen_loops"), "rule"),
+        **dict.fromkeys(("weighted_exact", "weighted_loops"), "batch"),
+        "weighted_dealt": "deal",
     }
+    # Earlier versions saved only the arrays before ``example``.
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset([*VARIABLES][[*VARIABLES].index("example") :])
 
     targets: bool
     rules: dict[str, str]
+    per: Per = "example"
 
     @property
     def n_loops(self) -> int:
@@ -89,9 +116,9 @@ class ExitResult(Result, kind="exits"):
         return self.data.sizes["loop"] - 1
 
     def oracle(self) -> tuple[float, float]:
-        """Share of examples that are right after some loop, and the mean of the first such loop.
+        """Share of rows that are right after some loop, and the mean of the first such loop.
 
-        An example that is never right counts with the last loop.
+        A row that is never right counts with the last loop.
         """
         exact = self.data["exact"].values[1:]  # [loop, batch]
         first = np.where(exact.any(0), exact.argmax(0) + 1, self.n_loops)
@@ -129,30 +156,47 @@ def exit_study(
     *,
     rules: Mapping[str, StoppingRule] | None = None,
     gate: Callable[[Tensor], Tensor] | None = None,
+    per: Per = "example",
+    frozen: bool = False,
     n_loops: Loops | None = None,
     n: int | None = None,
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> ExitResult:
-    """Accuracy against loops, for fixed budgets, an oracle and stopping rules.
+    r"""Accuracy against loops, for fixed budgets, an oracle and stopping rules.
 
     Every rule is swept over all tolerances, so that rules are compared at equal mean numbers of
     loops. The oracle stops each example at its first right loop.
+
+    With ``per="token"``, each asked token stops by itself, where the rule's value at its position
+    first reaches the tolerance. Its answer is the readout of the full run at that loop: other
+    tokens go on.
+
+    With a gate :math:`\lambda_t`, the weighted exit of each token is the most probable class of
+
+    .. math::
+        \sum_t p_t \operatorname{softmax}(y_t), \quad p_t = \lambda_t \prod_{s<t} (1 - \lambda_s),
+
+    with what is left at the last loop. It reads all loops, whatever its mean exit.
 
     Args:
         data: A batch, a task to draw from, or inputs alone, where the last loop's answer counts as
             right.
         rules: Online rules by name; :data:`RULES` by default.
         gate: The model's own gate: maps a state to a probability of stopping for each position or
-            example. It adds the rules "gate" and "gate, cumulated".
+            example. It adds the rules "gate" and "gate, cumulated", and weighted exits.
+        per: What stops by itself: each ``example`` as a whole, or each asked ``token``.
+        frozen: With ``per="token"``: also run each rule at its own tolerance with the state of a
+            stopped token frozen, as some published models do; one more run for each rule.
         n_loops: Loops to run; the longest T(n) by default.
         n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`; 256 examples by default.
 
     Raises:
-        InputError: If a rule is offline, or an example has no asked position.
+        InputError: If a rule is offline, an example has no asked position, or ``frozen`` is asked
+            for whole examples.
 
     Source: oracle over exits against gates and confidence, arXiv 2607.20519; second-order exits,
-        arXiv 2509.23314.
+        arXiv 2509.23314; the gate's distribution over exits, arXiv 2510.25741.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -175,38 +219,52 @@ def exit_study(
             given=f"{', '.join(offline)}, which see all loops first" if offline else "none",
             fix="Leave rules out, or measure offline rules with training.evaluate(stopping=...).",
         )
+    if frozen and per == "example":
+        expected, fix = "per='token' with frozen=True", "Leave frozen out, or pass per='token'."
+        raise InputError("per", expected=expected, given="'example'", fix=fix)
     inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
-    config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}
+    listed, has_targets = list(asked_rules.values()), targets is not None
+    config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules), "per": per}
     with study(seed, study="exits", model=describe_model(model), **config) as watch:
         bound = bind(model, inputs[:1])
         size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
         parts, score_parts = [], []
         for rows in track(list(chunks(len(inputs), size)), "exits"):
             part = _follow(
-                model, inputs[rows], targets if targets is None else targets[rows], n_loops
+                model, inputs[rows], None if targets is None else targets[rows], n_loops, per
             )
-            mask, listed = part["_want"] != IGNORE, list(asked_rules.values())
             parts.append(part)
-            score_parts.append(
-                score_loops(model, inputs[rows], listed, max_loops=n_loops, mask=mask)
-            )
+            mask = part["_mask"]
+            options: Any = {"max_loops": n_loops, "mask": mask, "per_token": per == "token"}
+            scores = score_loops(model, inputs[rows], listed, **options)
+            # [loop, batch]; of tokens [loop, asked token]
+            score_parts.append([s[:, mask] if per == "token" else s for s in scores])
+            if frozen:
+                part |= _freeze(model, inputs[rows], part, listed, n_loops)
         scores = [torch.cat([s.cpu() for s in each], 1) for each in zip(*score_parts)]
         arrays = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
-        answers, right = (torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want"))
-        other = right.roll(1, 0)  # the right answer of another example, unless it is the same
-        # Whether it is read after some loop, [batch].
-        at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
-        another = torch.where((other == right).all(1), math.nan, at_some.double())
+        mask, right, targets = (
+            torch.cat([part[key].cpu() for part in parts]) for key in ("_mask", "_want", "_right")
+        )
+        example = torch.arange(len(inputs))
+        example = example.repeat_interleave(mask.sum(1)) if per == "token" else example
+        answers = torch.cat([part["_answer"].cpu() for part in parts], 1)  # [loop, row, ...]
+        if gate is not None:
+            arrays |= _weighted(model, inputs, targets, mask, gate, n_loops, per, seed)
+        if frozen:
+            arrays |= _of_frozen(parts, example)
         return ExitResult.of(
             watch,
             coords={"loop": range(n_loops + 1), "rule": list(asked_rules)},
             **arrays,
             score=torch.stack(scores),
-            **_sweep(arrays["exact"], scores, list(asked_rules.values())),
-            another=another,
-            answer_loops=ends,
-            targets=targets is not None,
+            **_sweep(arrays["exact"], scores, listed, example),
+            another=_of_another(answers, right),
+            answer_loops=ends.cpu()[example],
+            example=example,
+            targets=has_targets,
             rules={name: repr(rule) for name, rule in asked_rules.items()},
+            per=per,
         )
 
 
@@ -228,12 +286,21 @@ def _examples(
     return batch.inputs, batch.targets, n_loops, batch.n_loops
 
 
-def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) -> dict[str, Tensor]:
+def _follow(
+    model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int, per: Per
+) -> dict[str, Tensor]:
     """Readings of some examples after every loop, and measures of their states."""
     series: dict[str, list[Tensor]] = defaultdict(list)
     counted = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     counted = counted if targets is None else targets != IGNORE
     share = counted / counted.sum(1, keepdim=True)  # of each position in its example, [batch, pos]
+
+    def of_rows(values: Tensor) -> Tensor:
+        """From [batch, pos] to [batch], or to [asked token]."""
+        if per == "token":
+            return values[counted].float()
+        return torch.where(counted, values * share, 0).sum(1).float()
+
     before: Tensor | None = None
     iteration = bind(model, inputs)
     for loop, h, moved in stream_measures(iteration, n_loops):
@@ -246,32 +313,151 @@ def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) ->
         per_position |= {"entropy": torch.special.entr(p).sum(-1)}
         per_position |= {name: getattr(moved, name) for name in ("norm", "residual")}
         for name, values in per_position.items():
-            series[name].append(torch.where(counted, values * share, 0).sum(1).float())
+            series[name].append(of_rows(values))
         cosine = moved.cosine.masked_fill(~counted, math.nan)  # [batch, pos]
-        series["cosine"].append(cosine.nanmedian(dim=1).values.float())
+        by_row = cosine[counted] if per == "token" else cosine.nanmedian(dim=1).values
+        series["cosine"].append(by_row.float())
         before = log_p
     arrays = {name: torch.stack(values) for name, values in series.items()}  # [loop, batch, ...]
     answers = arrays["_answer"]  # [loop, batch, pos]
     right_answers = answers[-1] if targets is None else targets
+    arrays["_right"], arrays["_mask"] = right_answers, right_answers != IGNORE
+    arrays["_want"] = right_answers
+    if per == "token":  # each token is an example of one position
+        answers, right_answers = answers[:, counted][..., None], right_answers[counted][:, None]
+        arrays |= {"_answer": answers, "_want": right_answers}
+        share = torch.ones_like(right_answers)
     arrays["exact"] = exact_match(correctness(answers, right_answers)).bool()
     arrays["agreement"] = ((answers == answers[-1]) * share).sum(-1).float()
-    arrays["_want"] = right_answers
     return arrays
 
 
+def _of_another(answers: Tensor, right: Tensor) -> Tensor:
+    """Whether the right answer of another row, unless it is the same, is read at some loop.
+
+    From answers [loop, row, pos] and right ones [row, pos] to [row].
+    """
+    other = right.roll(1, 0)
+    at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
+    return torch.where((other == right).all(1), math.nan, at_some.double())
+
+
+def _all_of_example(right: Tensor, example: Tensor) -> Tensor:
+    """Products of rows' shares within each example: 1 where all are right, 0 where one is wrong."""
+    ones = torch.ones(int(example.max()) + 1, dtype=torch.float64)
+    return ones.scatter_reduce(0, example, right.double(), "prod")
+
+
+def _freeze(
+    model: Any, inputs: Tensor, part: dict[str, Tensor], rules: list[StoppingRule], n_loops: int
+) -> dict[str, Tensor]:
+    """Loops and right answers [rule, asked token] where stopped states are frozen."""
+    mask, loops, right = part["_mask"], [], []
+    for rule in rules:
+        stop, logits = run_frozen(model, inputs, rule, max_loops=n_loops, mask=mask)
+        loops.append(stop[mask])
+        right.append((logits.argmax(-1) == part["_right"])[mask])
+    return {"_frozen_loops": torch.stack(loops), "_frozen_right": torch.stack(right)}
+
+
+def _of_frozen(parts: list[dict[str, Tensor]], example: Tensor) -> dict[str, Tensor]:
+    loops, right = (
+        torch.cat([part[key].cpu() for part in parts], 1)
+        for key in ("_frozen_loops", "_frozen_right")
+    )
+    examples = torch.stack([_all_of_example(row, example).mean() for row in right])
+    means = {"frozen_exact": right.double().mean(1), "frozen_loops": loops.double().mean(1)}
+    return {**means, "frozen_examples": examples}
+
+
+def _weighted(
+    model: Any,
+    inputs: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    gate: Callable[[Tensor], Tensor],
+    n_loops: int,
+    per: Per,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Weighted exits of the asked tokens, with their own distribution over exits and others'."""
+    size = 4 * (1 + N_DEALS) * bind(model, inputs[:1]).readout(bind(model, inputs[:1]).h0).numel()
+    rows_of = list(chunks(len(inputs), size))
+    exits = torch.cat([_exits(model, inputs[r], gate, n_loops)[:, mask[r]] for r in rows_of], 1)
+    generator = torch.Generator().manual_seed(seed)
+    n_tokens = exits.shape[1]
+    deals = [torch.arange(n_tokens)]
+    deals += [torch.randperm(n_tokens, generator=generator) for _ in range(N_DEALS)]
+    right, done = [], 0
+    for rows in rows_of:
+        here = slice(done, done := done + int(mask[rows].sum()))
+        # [deal, loop, asked token], the first of them not dealt
+        weights = torch.stack([exits[:, deal[here]] for deal in deals])
+        answers = _mixed(model, inputs[rows], mask[rows], weights)
+        right.append(answers == targets[rows][mask[rows]])
+    by_token = torch.cat(right, 1).cpu()  # [deal, asked token]
+    mean_exit = (exits * torch.arange(1, n_loops + 1)[:, None]).sum(0)  # [asked token]
+    if per == "token":
+        exact, loops = by_token, mean_exit
+    else:
+        example = torch.arange(len(inputs)).repeat_interleave(mask.sum(1))
+        exact = torch.stack([_all_of_example(row, example) for row in by_token])
+        loops = torch.zeros(len(inputs)).scatter_reduce(
+            0, example, mean_exit, "mean", include_self=False
+        )
+    own, dealt = exact[0].bool(), exact[1:].double().mean(1)
+    return {"weighted_exact": own, "weighted_loops": loops, "weighted_dealt": dealt}
+
+
+def _exits(
+    model: Any, inputs: Tensor, gate: Callable[[Tensor], Tensor], n_loops: int
+) -> Float[Tensor, "loop batch pos"]:
+    """The gate's distribution over exits, on the CPU; the last loop takes what is left."""
+    rule = GateAbove(gate, cumulated=True)
+    (going,) = score_loops(model, inputs, [rule], max_loops=n_loops, per_token=True)
+    going = torch.cat([going[:-1], torch.zeros_like(going[:1])])  # none is left after the last
+    return -going.diff(dim=0).cpu()
+
+
+def _mixed(model: Any, inputs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+    """Most probable classes [deal, asked token] of mixtures with weights [deal, loop, token]."""
+    iteration, mixture = bind(model, inputs), 0
+    for loop, h in iteration.run(weights.shape[1], may_diverge=True):
+        if loop == 0:
+            continue
+        logits = iteration.read(h, loop)[mask.to(h.device)]  # [token, class]
+        p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        mixture = mixture + weights[:, loop - 1, :, None].to(p) * p
+    return torch.as_tensor(mixture).argmax(-1).cpu()
+
+
 def _sweep(
-    exact: Tensor, scores: list[Tensor], rules: list[StoppingRule], *, n_steps: int = 33
+    exact: Tensor,
+    scores: list[Tensor],
+    rules: list[StoppingRule],
+    example: Tensor,
+    *,
+    n_steps: int = 33,
 ) -> dict[str, np.ndarray]:
     """Every rule at tolerances from no stop to all stops."""
     by_loop = exact.double().mean(1)  # share that is right if all stop there
     swept: dict[str, list[Any]] = defaultdict(list)
 
-    def stopped(score: Tensor, tolerance: float) -> tuple[float, float, float]:
-        loops = first_ready(score, tolerance)  # where each example stops
-        # Share right where each example stops
-        right = exact.gather(0, loops[None])[0].double().mean()
-        return float(right), float(loops.double().mean()), float(by_loop[loops].mean())
+    def stopped(score: Tensor, tolerance: float) -> tuple[float, ...]:
+        loops = first_ready(score, tolerance)  # where each row stops
+        right = exact.gather(0, loops[None])[0]  # whether it is right there
+        # The chance of each row to be right at a loop drawn from those where rows stop.
+        stops = torch.bincount(loops, minlength=len(exact)).double() / len(loops)
+        drawn = (stops[:, None] * exact).sum(0)
+        return (
+            float(right.double().mean()),
+            float(loops.double().mean()),
+            float(by_loop[loops].mean()),
+            float(_all_of_example(right, example).mean()),
+            float(_all_of_example(drawn, example).mean()),
+        )
 
+    names = ("exact", "loops", "dealt", "examples", "examples_dealt")
     for rule, by_example in zip(rules, scores):
         score = by_example.clone()  # [loop, batch]
         score[0] = math.inf  # no loop was made
@@ -282,10 +468,9 @@ def _sweep(
         tolerances = [-math.inf, *tolerances]
         rows = [stopped(score, tolerance) for tolerance in tolerances]
         swept["tolerance"].append(tolerances)
-        for name, values in zip(("swept_exact", "swept_loops", "swept_dealt"), zip(*rows)):
-            swept[name].append(values)
+        for name, values in zip(names, zip(*rows)):
+            swept[f"swept_{name}"].append(values)
         assert rule.tolerance is not None  # as of every online rule
-        right, loops, _ = stopped(score, rule.tolerance)
-        swept["own_exact"].append(right)
-        swept["own_loops"].append(loops)
+        for name, value in zip(names[:-1], stopped(score, rule.tolerance)):
+            swept[f"own_{name}"].append(value)
     return {name: np.asarray(values, dtype=float) for name, values in swept.items()}

@@ -186,21 +186,21 @@ def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
 def _(result: ExitResult) -> list[Finding]:
     best, at = result.best_loop()
     if best == 0:
-        text = f"No example is right after any fixed number of loops up to {result.n_loops}."
+        text = f"No {result.per} is right after any fixed number of loops up to {result.n_loops}."
         return [Finding(f"{text} Early exits cannot save anything.")]
     share, mean = result.oracle()
     right = "right" if result.targets else "to agree with the last loop"
     text = (
-        f"A fixed budget of {at} of {result.n_loops} loops gets {percent(best)} of examples "
+        f"A fixed budget of {at} of {result.n_loops} loops gets {percent(best)} of {result.per}s "
         f"{right}. An oracle exit gets {percent(share)} with {mean:.1f} loops on average."
     )
     another = result.data["another"]
     if another.notnull().any() and float(another.mean()) > 0.5:
         text += (
-            " The oracle is no evidence: the answer of another example appears at some loop in "
-            f"{percent(another.mean())}."
+            f" The oracle is no evidence: the answer of another {result.per} appears at some loop "
+            f"in {percent(another.mean())}."
         )
-    return [Finding(text), _rules(result, at)]
+    return [Finding(text), _rules(result, at), *_weighted(result)]
 
 
 def _rules(result: ExitResult, at: int) -> Finding:
@@ -220,6 +220,21 @@ def _rules(result: ExitResult, at: int) -> Finding:
     return Finding(text, value=f"{cheaper[rule]:.1f} loops")
 
 
+def _weighted(result: ExitResult) -> list[Finding]:
+    """Weighted exits, if the model has a gate, beside dealt weights."""
+    if "weighted_exact" not in result.data:
+        return []
+    exact, loops, dealt = (
+        result.data[f"weighted_{name}"].mean() for name in ("exact", "loops", "dealt")
+    )
+    text = (
+        f"Answers of all loops, weighted by the gate, are right for {percent(exact)} of "
+        f"{result.per}s at a mean exit of {float(loops):.1f}. Weights of other tokens get "
+        f"{percent(dealt)}."
+    )
+    return [Finding(text, value=percent(exact))]
+
+
 @figures_of.register
 def _(result: ExitResult) -> list[Figure]:
     return [_spent(result), _exits_by_loop(result)]
@@ -235,7 +250,7 @@ def _spent(result: ExitResult) -> Figure:
         return Series(name, x, y, control=control, markers=False)
 
     rules = [str(rule) for rule in result.data["rule"].values]
-    exact = share_of(result.data["exact"].isel(loop=slice(1, None)), "batch")
+    exact = _fixed_budgets(result)
     share, mean = result.oracle()
     gains = {rule: result.gain(rule) for rule in rules}
     best = max(gains, key=lambda name: gains[name][0] - gains[name][1])
@@ -249,24 +264,33 @@ def _spent(result: ExitResult) -> Figure:
         title="Early exits",
         plot=line_figure(
             lines,
-            x_title="loops, mean over examples",
+            x_title=f"loops, mean over {result.per}s",
             y_title="exact match" if result.targets else "agreement with the last loop",
             y_range=(0, 1.03),
         ),
         caption=(
             "Each line is a stopping rule with all tolerances, from a stop after one loop to none "
             f"before loop {result.n_loops}. The line with a band (95% interval) is a fixed budget; "
-            "the oracle stops each example at its first right loop. "
-            f"{result.data.sizes['batch']} examples."
+            f"the oracle stops each {result.per} at its first right loop. "
+            f"{result.data.sizes['batch']} {result.per}s."
         ),
         control=(
-            "Grey: the stops of the rule with the largest gain, assigned to examples at random. "
-            "The gap above it shows what the rule knows about an example."
+            f"Grey: the stops of the rule with the largest gain, assigned to {result.per}s at "
+            "random. The gap above it shows what the rule knows about one of them."
         ),
         data=tidy(
             {name: result.data[name] for name in ("swept_loops", "swept_exact", "swept_dealt")}
         ).round(4),
     )
+
+
+def _fixed_budgets(result: ExitResult) -> xr.DataArray:
+    """Share right by loop, with an interval over examples, as tokens of one are alike."""
+    exact = result.data["exact"].isel(loop=slice(1, None))
+    if result.per == "example":
+        return share_of(exact, "batch")
+    by_example = exact.astype(float).groupby(result.data["example"]).mean()
+    return over_examples(by_example.rename(example="batch").transpose("loop", "batch"))
 
 
 def _exits_by_loop(result: ExitResult) -> Figure:
@@ -295,7 +319,7 @@ def _exits_by_loop(result: ExitResult) -> Figure:
         plot=line_panels(panels, x_title="loop"),
         caption=(
             "Above: how right and how confident the readout is after each loop (95% intervals). "
-            "Below: how much readout and state change in it. Means over examples."
+            f"Below: how much readout and state change in it. Means over {result.per}s."
         ),
         control="A stopping rule works if its signal changes at the loop where exact match rises.",
         data=tidy(means).round(4),

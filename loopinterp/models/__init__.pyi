@@ -22,6 +22,7 @@ from .run_inputs import LoopRule as LoopRule
 from .stopped_run import LoopView as LoopView
 from .stopped_run import Stopped as Stopped
 from .stopped_run import StoppingRule as StoppingRule
+from .stopped_run import run_frozen as run_frozen
 from .stopped_run import run_rules as run_rules
 from .stopped_run import run_until as run_until
 from .stopping import STOPPING_RULES as STOPPING_RULES

@@ -25,7 +25,7 @@ from loopinterp.core.storage import (
     write_tensors,
 )
 from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.protocol import own_weights
+from loopinterp.models.protocol import every_tensor
 from loopinterp.models.run_inputs import check_dtype, refuse
 from loopinterp.models.weights import need_plain
 
@@ -101,12 +101,20 @@ class PretrainedMixin(ModelHubMixin):
         return model.to(device=device, dtype=kind)
 
 
-def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write configuration and weights; ``texts`` go to the weights' metadata."""
+def write_model(
+    model: Any,
+    folder: Path,
+    texts: Mapping[str, str] = MappingProxyType({}),
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Write configuration (the model's own if None) and weights.
+
+    ``texts`` go to the weights' metadata.
+    """
     need_plain(model, "a model to be saved", saved=True)
-    config = model.config.to_dict()
+    config = model.config.to_dict() if config is None else config
     about = {"config": config_hash(config), **texts}
-    write_tensors(folder / _WEIGHTS_FILE, own_weights(model), about)
+    write_tensors(folder / _WEIGHTS_FILE, every_tensor(model), about)
     write_json(folder / _CONFIG_FILE, config)
 
 

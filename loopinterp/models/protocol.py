@@ -270,9 +270,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
             need_no_hooks()
     described = _without_weights(model)
     if isinstance(model, nn.Module) and isinstance(described, dict):
-        # Buffers that are not saved decide the computation too.
-        tensors = dict(model.named_buffers()) | own_weights(model)
-        return described | {"weights_sha256": digest_tensors(tensors)}
+        return described | {"weights_sha256": digest_tensors(every_tensor(model))}
     return described
 
 
@@ -297,6 +295,11 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
     every = dict(model.named_parameters(remove_duplicate=False))
     again = every.keys() - dict(model.named_parameters()).keys()
     return {name: x for name, x in model.state_dict().items() if name not in again}
+
+
+def every_tensor(model: nn.Module) -> dict[str, Tensor]:
+    """:func:`own_weights` and the buffers that are not saved, which decide the computation too."""
+    return dict(model.named_buffers()) | own_weights(model)
 
 
 def need_evaluation(name: str, module: nn.Module) -> None:

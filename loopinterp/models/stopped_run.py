@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
@@ -104,11 +104,30 @@ class LoopView(ShortRepr):
         return torch.full((n_examples,), value, dtype=torch.float32, device=device)
 
 
+@dataclass(frozen=True, repr=False)
+class TokenView(LoopView):
+    """A view in which rules score each position by itself: the worst of a position is its own."""
+
+    def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " token"]:
+        """The values of all positions in a row; minus infinity where a position does not count."""
+        return per_position.masked_fill(~self.mask, -math.inf).flatten()
+
+    def constant(self, value: float) -> Float[Tensor, " token"]:
+        return super().constant(value)[:, None].expand(self.mask.shape).flatten()
+
+    def by_position(self, score: Tensor) -> Float[Tensor, "batch pos"]:
+        """A rule's scores; a rule that scores whole examples gives all positions the same."""
+        if len(score) == self.mask.numel():
+            return score.view(self.mask.shape)
+        return score[:, None].expand(self.mask.shape)
+
+
 @runtime_checkable
 class StoppingRule(Protocol):
     """A score per example and loop, and the tolerance at which to stop.
 
-    A rule that looks back further than one loop has an attribute ``past``, in loops.
+    A rule that looks back further than one loop has an attribute ``past``, in loops. One that takes
+    ``view.worst`` of values per position can also stop each token by itself.
     """
 
     @property
@@ -204,24 +223,67 @@ def score_loops(
     max_loops: NonNegativeInt,
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
-) -> list[Float[Tensor, "loop batch"]]:
-    """The scores of each rule after each loop up to its horizon."""
+    per_token: bool = False,
+) -> list[Float[Tensor, "loop batch *pos"]]:
+    """The scores of each rule after each loop up to its horizon.
+
+    With ``per_token``, each position has scores of its own: ``[loop, batch, pos]``.
+    """
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
-    iteration, view = _first_view(model, inputs, rules, mask, n_loops)
+    kind = TokenView if per_token else LoopView
+    iteration, view = _first_view(model, inputs, rules, mask, n_loops, kind)
     ends = [rule.horizon(max_loops, n_loops) for rule in rules]
     scores: list[list[Tensor]] = [[] for _ in rules]
     for loop in range(max(ends) + 1):
         view = view.next(iteration.step(view.state, view.loop)) if loop else view
         for per_loop, rule, end in zip(scores, rules, ends):
             if loop <= end:
-                per_loop.append(rule.score(view).float())
+                score = rule.score(view).float()
+                per_loop.append(view.by_position(score) if isinstance(view, TokenView) else score)
     return [torch.stack(per_loop) for per_loop in scores]
 
 
+@torch.no_grad()
+@checked
+def run_frozen(
+    model: LoopedModel | Any,
+    inputs: Tensor,
+    rule: StoppingRule,
+    *,
+    max_loops: PositiveInt,
+    mask: Bool[Tensor, "batch pos"] | None = None,
+) -> tuple[Int[Tensor, "batch pos"], Float[Tensor, "batch pos d_vocab_out"]]:
+    """Run until an online rule stops each token, whose state then stays as it is.
+
+    Later loops of other tokens read the frozen states. Tokens stop after one loop at the earliest;
+    positions outside the mask run all loops.
+
+    Returns:
+        The loop at which each token stopped, and the logits of the last states.
+    """
+    if rule.tolerance is None:
+        expected, fix = "an online rule", "Pass a rule with a tolerance."
+        raise InputError("rule", expected=expected, given=repr(rule), fix=fix)
+    iteration, view = _first_view(model, inputs, [rule], mask, None, TokenView)
+    loops = torch.full(view.mask.shape, max_loops, device=view.mask.device)
+    running = torch.ones_like(view.mask)
+    rule.score(view)  # a rule may keep notes of the initial state
+    for loop in range(1, max_loops + 1):
+        # [batch, pos, feature]: states of stopped tokens stay.
+        moved = iteration.step(view.state, view.loop)
+        view = view.next(torch.where(running[..., None], moved, view.state))
+        assert isinstance(view, TokenView)
+        ready = view.by_position(rule.score(view).float()) <= rule.tolerance
+        stops = running & view.mask & ready
+        loops = torch.where(stops, loop, loops)
+        running = running & ~stops
+    return loops, view.logits
+
+
 def first_ready(
-    scores: Float[Tensor, "loop batch"], tolerance: float | None
-) -> Int[Tensor, " batch"]:
+    scores: Float[Tensor, loop * batch], tolerance: float | None
+) -> Int[Tensor, " *batch"]:
     """The first loop at or below the tolerance, else the last; without one, that of least score."""
     scores = torch.where(scores.isnan(), math.inf, scores)
     limit = scores.amin(0) if tolerance is None else tolerance  # [batch], or one for all
@@ -236,6 +298,7 @@ def _first_view(
     rules: Sequence[StoppingRule],
     mask: Tensor | None,
     n_loops: Tensor | None,
+    kind: type[LoopView] = LoopView,
 ) -> tuple[Iteration, LoopView]:
     iteration = bind(model, inputs)
     h0 = iteration.h0
@@ -248,7 +311,7 @@ def _first_view(
         expected = f"{spell(every)}, a position or more of each example"
         raise InputError("mask", expected=expected, given=spell(mask), fix=fix)
     past = max(getattr(rule, "past", 1) for rule in rules)
-    return iteration, LoopView(0, h0, mask, n_loops, iteration.readout, None, past)
+    return iteration, kind(0, h0, mask, n_loops, iteration.readout, None, past)
 
 
 def _stop_at_first(

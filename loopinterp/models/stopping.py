@@ -176,15 +176,15 @@ class AnswerHeld(_Rule):
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """``hold`` minus the number of preceding loops with the same answer."""
-        same = torch.ones_like(view.mask[:, 0])
-        n_same, before = view.constant(0.0), view.previous
+        same = torch.ones_like(view.mask)
+        n_same, before = torch.zeros_like(view.mask, dtype=torch.float32), view.previous
         for _ in range(self.hold):
             if before is None:
                 break
-            # [batch]: True while the run of equal answers, going back, is unbroken.
-            same = same & ((view.answers == before.answers) | ~view.mask).all(-1)
+            # [batch, pos]: True while the run of equal answers, going back, is unbroken.
+            same = same & (view.answers == before.answers)
             n_same, before = n_same + same, before.previous
-        return self.hold - n_same
+        return view.worst(self.hold - n_same)
 
 
 class _AtThreshold(_Rule):

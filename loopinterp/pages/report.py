@@ -195,6 +195,11 @@ def _context(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def _training(origin: str) -> str | None:
+    """Where a model that was not trained in the run was trained, if at all."""
+    return ("elsewhere" if origin.startswith("trained") else "none") if origin else None
+
+
 def _model(record: RunRecord) -> list[tuple[str, str]]:
     config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
@@ -207,7 +212,7 @@ def _model(record: RunRecord) -> list[tuple[str, str]]:
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
         ("Made for lengths up to", config.get("max_n")),
-        ("Training", "none" if record.origin else None),
+        ("Training", _training(record.origin)),
         ("Steps", config.get("steps")),
         ("Seed", config.get("seed")),
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from loopinterp.adapters.architectures import AdaptedModelConfig
 from loopinterp.core.errors import MOST_THREADS, ConfigError, InputError, check_choice
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.models.config import LoopedTransformerConfig
@@ -56,7 +57,7 @@ class _ModelAndTask(WithConflicts):
     """
 
     task: str
-    model: LoopedTransformerConfig
+    model: LoopedTransformerConfig | AdaptedModelConfig
     task_settings: dict[str, Any] = field(default_factory=dict)
     distribution: str | None = None
     data_sha256: dict[str, str] = field(default_factory=dict)
@@ -302,6 +303,7 @@ class TrainingConfig(_ModelAndTask):
         True
     """
 
+    model: LoopedTransformerConfig
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)

@@ -26,6 +26,7 @@ from loopinterp.core.storage import (
     digest_tensors,
     parse_json_object,
     read_bytes,
+    read_json_object,
     read_tensors_and_metadata,
     write_json,
 )
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from loopinterp.adapters import AdaptedModelConfig, PublishedModel
     from loopinterp.models import LoopedTransformer, LoopRule
+    from loopinterp.models.config import LoopedTransformerConfig
     from loopinterp.tasks.task import Task
 
 METRICS = "metrics.jsonl"
@@ -103,7 +106,7 @@ class Run(ShortRepr):
     ::
 
         config.json                    the TrainingConfig, or the GivenModelConfig
-        model/                         the averaged weights: LoopedTransformer.from_pretrained
+        model/                         configuration and (averaged) weights of the model
         metrics.jsonl                  one line per ``log_every`` steps of training
         state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
         state/lock                     held by the process that trains here, if one does
@@ -131,7 +134,7 @@ class Run(ShortRepr):
     @classmethod
     def from_model(
         cls,
-        model: LoopedTransformer,
+        model: LoopedTransformer | PublishedModel,
         task: Task,
         folder: str | Path,
         *,
@@ -143,7 +146,8 @@ class Run(ShortRepr):
 
         Args:
             model: Run for T(n) loops, or by its ``loop_rule``, such as ``LoopRule(1)`` for an
-                ordinary transformer.
+                ordinary transformer. A published model that ``adapt`` opened must be of an
+                architecture of :class:`~loopinterp.adapters.AdaptedModelConfig`.
             max_n: Greatest problem length that it was made for, in place of a training cutoff.
             origin: Where it comes from; continues "The model was".
             distribution: Input distribution that studies draw from; the task's first if None.
@@ -160,13 +164,17 @@ class Run(ShortRepr):
 
     @classmethod
     def of_given_model(
-        cls, model: LoopedTransformer, folder: str | Path, config: GivenModelConfig
+        cls,
+        model: LoopedTransformer | PublishedModel,
+        folder: str | Path,
+        config: GivenModelConfig,
     ) -> Run:
         """Write a model, then the configuration that makes the folder a run."""
         from loopinterp.models.checkpoints import write_model
 
         folder = Path(folder)
-        write_model(model, folder / MODEL, Seal(config_hash(config.to_dict())).texts())
+        seal = Seal(config_hash(config.to_dict()))
+        write_model(model, folder / MODEL, seal.texts(), config.model.to_dict())
         write_json(folder / CONFIG, config.to_dict())
         return cls(folder, config)
 
@@ -182,25 +190,26 @@ class Run(ShortRepr):
             return self.config.max_n
         return self.config.curriculum.max_n
 
-    def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
+    def model(self, device: torch.device | str = "cpu") -> Any:
         """The model with its averaged weights, which knows its task and its numbers of loops.
 
+        It is a :class:`~loopinterp.models.LoopedTransformer`, or a
+        :class:`~loopinterp.adapters.PublishedModel` of a given model that ``adapt`` opened.
         ``model.task`` is the task, None where its data are not those of the run any more.
 
         ``model(inputs)`` runs T(n), as changed by ``objective.loop_scale``, ``extra_loops`` or
         ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff;
         ``model.unroll(n_loops)`` changes that.
         """
-        from loopinterp.models import LoopedTransformer
-        from loopinterp.models.protocol import own_weights
+        from loopinterp.models.protocol import every_tensor
 
         path = self.folder / WEIGHTS
         if not path.exists():
             raise RunError(RunFault.NO_MODEL, f"run {self.folder}")
-        model = LoopedTransformer.from_pretrained(path.parent, device=device).eval()
-        if model.config != self.config.model:
+        model = _read_model(path.parent, self.config.model, device)
+        if model is None:
             raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
-        seal, weights = Seal.of_file(path), digest_tensors(own_weights(model))
+        seal, weights = Seal.of_file(path), digest_tensors(every_tensor(model))
         owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
         # Runs of earlier versions have no digest and no seal, and are read with a warning.
         known = self.config.weights_sha256 if isinstance(self.config, GivenModelConfig) else None
@@ -302,25 +311,26 @@ class LoopsByLength:
 
 
 def given_model_config(
-    model: LoopedTransformer,
+    model: LoopedTransformer | PublishedModel,
     task: Task,
     *,
     max_n: int,
     origin: str,
     distribution: str | None = None,
 ) -> GivenModelConfig:
+    from loopinterp.adapters import AdaptedModelConfig, PublishedModel
     from loopinterp.models import LoopedTransformer, LoopRule, WithVocabulary
-    from loopinterp.models.protocol import need_model, own_depth, own_weights
+    from loopinterp.models.protocol import every_tensor, need_model, own_depth
     from loopinterp.models.study_examples import need_model_of
     from loopinterp.tasks.sampling import need_task
 
     need_task(task)
     need_model(model)
-    if type(model) is not LoopedTransformer:
+    if type(model) is not LoopedTransformer and not isinstance(model, PublishedModel):
         fix = "Give it to loopinterp.analyze_model, which leaves it in memory."
         if isinstance(model, WithVocabulary):
             fix = "Put the task's tokens into its weights with loopinterp.models.fold_vocabulary."
-        expected = "a LoopedTransformer itself, as nothing else is rebuilt from its weights"
+        expected = "a LoopedTransformer itself, or a published model that adapt() opened"
         raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
     need_model_of(task, model)
     rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
@@ -330,7 +340,7 @@ def given_model_config(
         raise InputError("loop_rule of the model", expected=expected, given=repr(rule), fix=fix)
     return GivenModelConfig(
         task=task.name,
-        model=model.config,
+        model=AdaptedModelConfig.of(model) if isinstance(model, PublishedModel) else model.config,
         max_n=max_n,
         origin=origin,
         task_settings=dict(task.config()),
@@ -338,8 +348,24 @@ def given_model_config(
         depth=own_depth(model),
         loop_scale=rule.scale,
         extra_loops=rule.extra,
-        weights_sha256=digest_tensors(own_weights(model)),
+        weights_sha256=digest_tensors(every_tensor(model)),
     ).with_data()
+
+
+def _read_model(
+    folder: Path, config: LoopedTransformerConfig | AdaptedModelConfig, device: torch.device | str
+) -> LoopedTransformer | PublishedModel | None:
+    """The model in a folder; None if its configuration is another one."""
+    from loopinterp.adapters import AdaptedModelConfig
+    from loopinterp.adapters.architectures import read_adapted
+    from loopinterp.models import LoopedTransformer
+
+    if isinstance(config, AdaptedModelConfig):
+        if read_json_object(folder / CONFIG) != config.to_dict():
+            return None
+        return read_adapted(folder, device=device)
+    model = LoopedTransformer.from_pretrained(folder, device=device).eval()
+    return model if model.config == config else None
 
 
 def need_free_folder(folder: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 import shutil
+from dataclasses import field
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,11 +34,13 @@ from loopinterp.training.recipes import Line
 from loopinterp.training.run import METRICS, MODEL, WEIGHTS, need_free_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
 CARD = "card.json"
+THIS = "this model"
+"""The card's own model among its baselines."""
 TIMES_THE_CUTOFF = (1, 2, 4, 8)  # lengths of a card
 
 
@@ -66,7 +70,12 @@ class Card(Settings):
         minutes: Duration of its training, if known.
         samples: Least number of examples behind each share.
         exact_match: Share of examples that are wholly right, by input distribution, length (where
-            the model has enough positions), and loops beyond T(n); negative means fewer.
+            the model has enough positions), and loops beyond its own; negative means fewer.
+        baselines: Exact match and share of right answers at the training length, of this model
+            (:data:`THIS`) and of others, each after its own loops; by model, distribution, measure.
+        origin: Where a model that no recipe trained comes from; continues "The model was".
+        licence: Its licence, where it is no recipe's.
+        command: The command that makes it anew, where it is no recipe's.
     """
 
     note: Line
@@ -78,6 +87,10 @@ class Card(Settings):
     samples: PositiveInt
     seed: Seed
     exact_match: dict[str, dict[int, dict[int, Share]]]
+    baselines: dict[str, dict[str, dict[str, Share]]] = field(default_factory=dict)
+    origin: str | None = None
+    licence: str | None = None
+    command: str | None = None
     weights_sha256: str
     config_sha256: str
 
@@ -111,6 +124,16 @@ class Card(Settings):
         table = pd.DataFrame(rows, index=["exact_match", "on"]).T
         return table.rename_axis(index="length")
 
+    def baseline_table(self) -> pd.DataFrame:
+        """:attr:`baselines`: a row for each model, a column for each distribution and measure."""
+        import pandas as pd
+
+        rows = {
+            name: {(d, measure): share for d, by in shares.items() for measure, share in by.items()}
+            for name, shares in self.baselines.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("model")
+
     def fails_at(self) -> list[Failure]:
         """The first lengths with exact match under .9, and at which a right answer is lost."""
         failures, least = [], 0.9  # least: exact match that does not count as a failure
@@ -142,6 +165,9 @@ def make_entry(
     note: str,
     samples: PositiveInt = 200,
     seed: Seed = 0,
+    baselines: Mapping[str, Any] = MappingProxyType({}),
+    licence: str | None = None,
+    command: str | None = None,
 ) -> Card:
     """Make a zoo entry of a finished run: configuration, weights, metrics, and a card.
 
@@ -151,6 +177,10 @@ def make_entry(
         recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
+        baselines: Other models of the task by name, such as an untrained one, to be measured
+            beside it.
+        licence: Licence of the weights, if they are no recipe's.
+        command: The command that makes it anew, if no recipe does.
     """
     folder = Path(folder)
     need_writable(folder)
@@ -176,6 +206,10 @@ def make_entry(
         samples=samples,
         seed=seed,
         exact_match=measure_card(run, samples=samples, seed=seed),
+        baselines=_measure_baselines(run, baselines, samples, seed),
+        origin=getattr(run.config, "origin", None),
+        licence=licence,
+        command=command,
         weights_sha256=digest_tensors(read_tensors(run.folder / WEIGHTS)),
         config_sha256=config_hash(read_json(run.folder / CONFIG)),
     )
@@ -224,3 +258,22 @@ def measure_card(
         }
         for d in exact["distribution"].values
     }
+
+
+def _measure_baselines(
+    run: Run, baselines: Mapping[str, Any], samples: int, seed: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """A card's :attr:`Card.baselines`; empty without any."""
+    measured: dict[str, dict[str, dict[str, float]]] = {}
+    for name, model in {THIS: run.model(), **baselines}.items() if baselines else ():
+        options: Any = {"n_samples": samples, "trained_up_to": run.cutoff, "seed": seed}
+        data = evaluate(model, run.task, [run.cutoff], **options).data.squeeze("length")
+        shares = {"exact match": data["exact_match"], "answers right": data["bit_accuracy"]}
+        measured[name] = {
+            str(d): {
+                measure: round(float(share.sel(distribution=d, estimate="value").squeeze()), 4)
+                for measure, share in shares.items()
+            }
+            for d in data["distribution"].values
+        }
+    return measured

@@ -1,9 +1,24 @@
-"""Trained models by name."""
+"""Trained models by name.
+
+An entry is the folder of a run with a card: ``config.json``, ``model/``, ``card.json``. Its model
+is a ``LoopedTransformer``, or an adapted published model of an architecture that
+:class:`~loopinterp.adapters.AdaptedModelConfig` can rebuild. To add an adapted one:
+
+1. Train the module of :mod:`loopinterp.adapters.plain` (or ``AlbertForMaskedLM``) on a registered
+   task with ``vocab_size = task.d_vocab``. If the task has fewer classes than tokens, call
+   ``keep_outputs(published, task.d_vocab_out)`` after training.
+2. Add its name to ``ADAPTED`` in ``analyses/make_zoo.py``, with a function that returns the trained
+   model, its baselines and its note, and run ``python -m analyses.make_zoo --name NAME``. The
+   script calls ``Run.from_model(adapt(published), task, …)`` and :func:`make_entry`.
+
+Everything that opens a run then opens it by name: ``load_pretrained``, ``loopinterp zoo``,
+``lens``, and ``analyze`` on a copy.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice
@@ -17,8 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from loopinterp.models import LoopedTransformer
-
 _ZOO = Path(__file__).parent
 
 
@@ -28,8 +41,11 @@ def list_names() -> list[str]:
 
 
 @checked
-def load_pretrained(name: str, *, device: str | torch.device = "cpu") -> LoopedTransformer:
+def load_pretrained(name: str, *, device: str | torch.device = "cpu") -> Any:
     """A trained model of the zoo, with its task as ``model.task``, offline.
+
+    It is a :class:`~loopinterp.models.LoopedTransformer`, or a
+    :class:`~loopinterp.adapters.PublishedModel` with the same addresses, hooks and calls.
 
     Args:
         name: One of :func:`list_pretrained`.

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
+from loopinterp.adapters.plain.huginn import RMSNorm
+from loopinterp.adapters.plain.ouro import OuroRMSNorm
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedCache, for_logit_attribution
 from tests.adapters.kinds import KINDS, tokens_of
@@ -119,7 +121,7 @@ def constants(model: nn.Module, leaf: Leaf) -> Iterator[None]:
 
     with ExitStack() as stack:
         text = "transformers.models.hrm_text.modeling_hrm_text.HrmTextRMSNorm.forward"
-        for owner, with_weight in ((ouro.OuroRMSNorm, norm), (huginn.RMSNorm, norm)):
+        for owner, with_weight in ((OuroRMSNorm, norm), (RMSNorm, norm)):
             stack.enter_context(mock.patch.object(owner, "forward", with_weight))
         stack.enter_context(mock.patch(text, bare))
         stack.enter_context(mock.patch.object(nn.LayerNorm, "forward", centred))

@@ -31,6 +31,7 @@ WORDS = ["the", "cat", "sat", "on", "mat", ".", *HOSTILE]
 
 OURO = """
 from transformers import PretrainedConfig, PreTrainedModel
+from loopinterp.adapters.plain.ouro import OuroConfig, OuroRotaryEmbedding
 from tests.adapters.published import ouro
 
 
@@ -49,7 +50,7 @@ class TinyOuro(PreTrainedModel):
 
     def _init_weights(self, module):
         if hasattr(module, "inv_freq"):  # it is in no file
-            module.inv_freq.copy_(ouro.OuroRotaryEmbedding(ouro.OuroConfig()).inv_freq)
+            module.inv_freq.copy_(OuroRotaryEmbedding(OuroConfig()).inv_freq)
 """
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.core.errors import InputError
-from loopinterp.models.stopped_run import run_rules, run_until
+from loopinterp.models.stopped_run import StoppingRule, run_rules, run_until, score_loops
 from loopinterp.models.stopping import (
+    STOPPING_RULES,
     AccelerationBelow,
     AnswerHeld,
     Fixed,
@@ -246,3 +247,17 @@ def test_rules_run_together_stop_where_each_does_alone(seed: int) -> None:
 def test_no_rules_are_refused() -> None:
     with pytest.raises(InputError, match=r"^rules:"):
         run_rules(Halving(), INPUTS, [], max_loops=3)
+
+
+@pytest.mark.parametrize("rule", [r for r in STOPPING_RULES.values() if r.tolerance is not None])
+def test_a_token_scores_as_if_it_alone_counted(rule: StoppingRule) -> None:
+    """The oracle is a mask of one position."""
+    model = Halving()
+    inputs = 3 * torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    (by_token,) = score_loops(model, inputs, [rule], max_loops=6, per_token=True)
+    assert by_token.shape == (7, 4, 3)
+    for pos in range(3):
+        mask = torch.zeros(4, 3, dtype=torch.bool)
+        mask[:, pos] = True
+        (alone,) = score_loops(model, inputs, [rule], max_loops=6, mask=mask)
+        torch.testing.assert_close(by_token[:, :, pos], alone, equal_nan=True)

@@ -9,8 +9,9 @@ import torch
 from scipy.stats import fisher_exact
 
 import loopinterp
-from analyses.make_zoo import zoo_table
+from analyses.make_zoo import baselines_table, zoo_table
 from analyses.tables_in_pages import put
+from loopinterp.adapters import PublishedModel
 from loopinterp.app import workflow
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import digest_tensors, read_json, read_tensors
@@ -25,6 +26,7 @@ from loopinterp.training import (
 )
 from loopinterp.training.run import CONFIG, WEIGHTS, RunFault
 from loopinterp.zoo import get_card, list_pretrained, pretrained_run
+from loopinterp.zoo.model_card import THIS
 from tests.cli.test_cli import contents
 from tests.refusals import naming
 from tests.training.tiny_run import refused
@@ -38,7 +40,9 @@ SAMPLES = 48
 def test_a_model_does_what_its_card_says(name: str) -> None:
     """New examples: as many right as on the card, as far as chance allows."""
     run, card = pretrained_run(name), get_card(name)
-    lengths, extra = [run.cutoff, 2 * run.cutoff], [-1, 0, 12]
+    measured = next(iter(card.exact_match.values()))
+    lengths = [n for n in (run.cutoff, 2 * run.cutoff) if n in measured]
+    extra = [-1, 0, 12]
     result = evaluate(
         run.model(), run.task, lengths, extra_loops=extra, n_samples=SAMPLES, seed=card.seed + 1
     )
@@ -59,6 +63,9 @@ def test_a_model_does_what_its_card_says(name: str) -> None:
 def test_a_card_is_of_the_files_beside_it(name: str) -> None:
     run, card = pretrained_run(name), get_card(name)
     assert digest_tensors(read_tensors(run.folder / WEIGHTS)) == card.weights_sha256
+    if card.baselines:  # of the same examples
+        exact = {d: shares["exact match"] for d, shares in card.baselines[THIS].items()}
+        assert exact == {d: shares[run.cutoff][0] for d, shares in card.exact_match.items()}
     assert config_hash(read_json(run.folder / CONFIG)) == card.config_sha256
     assert sum(p.numel() for p in run.model().parameters()) == card.weights
     assert {p.dtype for p in run.model().parameters()} == {torch.float32}
@@ -84,7 +91,7 @@ def test_the_list_is_that_of_the_cards() -> None:
 def test_the_page_has_the_table_of_the_cards() -> None:
     page = (PACKAGE.parent / "docs" / "zoo.md").read_text()
     # Python -m analyses.make_zoo --add.
-    assert put(page, {"zoo": zoo_table()}) == page
+    assert put(page, {"zoo": zoo_table(), "zoo-baselines": baselines_table()}) == page
 
 
 def test_every_card_and_recipe_has_all_distributions_of_its_task() -> None:
@@ -160,6 +167,37 @@ def test_a_model_of_the_zoo_has_its_task_and_is_that_of_its_run() -> None:
     batch = model.task.encode("1 0 1 1")
     answered = model(batch.inputs).argmax(-1)[batch.targets >= 0]
     assert torch.equal(answered, batch.targets[batch.targets >= 0])
+
+
+ADAPTED = [name for name in NAMES if get_card(name).baselines]
+
+
+def test_the_zoo_has_models_in_a_published_architecture() -> None:
+    assert {"ouro-small", "ouro-small-ahead"} <= {*ADAPTED}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_an_adapted_model_is_better_than_its_baselines_and_says_where_it_comes_from(
+    name: str,
+) -> None:
+    card, model = get_card(name), loopinterp.load_pretrained(name)
+    assert isinstance(model, PublishedModel)
+    assert card.licence and card.command and card.origin and card.recipe is None
+    this = card.baselines[THIS]
+    assert {"untrained"} < {*card.baselines}
+    for other in card.baselines.keys() - {THIS}:
+        for distribution, shares in card.baselines[other].items():
+            assert shares["answers right"] < this[distribution]["answers right"], other
+
+
+def test_an_adapted_model_is_copied_and_studied_as_any_other(tmp_path: Path) -> None:
+    run = pretrained_run("ouro-small", tmp_path / "ouro")
+    workflow.evaluate_run(run.folder, lengths=[8], samples=8, progress=False)
+    studies = ["attention", "exits", "explorer"]
+    done = workflow.analyze_run(run.folder, studies=studies, length=8, progress=False)
+    assert {*done.results} == {*studies}
+    page = write_report(run.folder).read_text()
+    assert "cannot be shown" not in page and "is not shown" not in page
 
 
 def test_a_mistyped_model_gets_the_nearest_name() -> None:
