@@ -39,10 +39,10 @@ from analyses.small_language_models import (
 )
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
 from analyses.train_huginn_small import MEAN_LOOPS, OUT, build, trained
-from loopinterp.adapters import adapt
+from loopinterp.adapters import adapt, keep_outputs
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.dynamics import Regime, classify_regimes, run_loops
-from loopinterp.lenses import lens_study
+from loopinterp.lenses import fit_jacobian_lens, lens_study
 from loopinterp.models import bind
 from loopinterp.probing import with_random_weights
 from loopinterp.tasks import Batch
@@ -72,6 +72,9 @@ class Known:
     def looped(self) -> Any:
         return adapt(self.models["looped"])
 
+    def untrained(self) -> nn.Module:
+        return _of_task(self.part, build(self.part, self.seed).eval())
+
     def examples(self, n: int) -> Batch:
         """Held-out windows; or questions of each p at all positions, as many of each."""
         if self.texts is not None:
@@ -84,8 +87,15 @@ class Known:
         return {
             "looped": [self.looped],
             "shuffled": [with_random_weights(self.looped, seed=k) for k in range(SHUFFLES)],
-            "untrained": [adapt(build(self.part, self.seed).eval())],
+            "untrained": [adapt(self.untrained())],
         }
+
+
+def _of_task(part: str, model: nn.Module) -> nn.Module:
+    """A model with the classes of its task."""
+    if part == "hops":
+        keep_outputs(model, TASK.d_vocab_out)
+    return model
 
 
 def over_loops(
@@ -114,7 +124,7 @@ def bits(logits: Tensor, targets: Tensor) -> Tensor:
 def quality(known: Known, n: int) -> pd.DataFrame:
     """Right answers by p, or bits per character, after each number of loops."""
     models: dict[str, Any] = {name: adapt(model) for name, model in known.models.items()}
-    models["untrained"] = adapt(build(known.part, known.seed).eval())
+    models["untrained"] = adapt(known.untrained())
     rows = []
     for name, model in models.items():
         most = max(LOOPS) if name in ("looped", "ouro") else MEAN_LOOPS
@@ -178,20 +188,22 @@ def _looked_up(keys: np.ndarray, values: np.ndarray, asked: np.ndarray) -> np.nd
 
 
 def regimes(known: Known, n: int) -> pd.DataFrame:
-    """Shares of tokens whose states end in each regime, by kind of token."""
-    batch, rows = known.examples(n), []
-    kinds = token_kinds(known.part, batch.inputs)
+    """Shares of tokens whose states end in each regime; three times as many of the trained."""
+    rows = []
     for name, models in known.controls().items():
-        regime = torch.cat([_regimes(model, batch.inputs) for model in models])  # [example, pos]
-        of_kind = np.concatenate([kinds] * len(models))
+        batch = known.examples(3 * n if name == "looped" else n)
+        kinds = np.concatenate([token_kinds(known.part, batch.inputs)] * len(models))
+        regime = torch.cat([_regimes(model, batch.inputs) for model in models]).numpy()
         for kind in ("all", *sorted({*kinds.flatten()})):
-            inside = regime.numpy()[(of_kind == kind) | (kind == "all")]
+            where = (kinds == kind) | (kind == "all")  # [example, pos]
+            # Tokens of one sequence are not independent: intervals count sequences.
+            n_tokens, sequences = int(where.sum()), int(where.any(1).sum())
             for each in Regime:
-                # Tokens of one sequence are not independent: intervals count sequences.
-                hits = int((inside == int(each)).sum())
-                share = wilson_estimate(hits, len(inside), independent=len(regime))
+                inside = (regime == int(each)) & where
+                share = wilson_estimate(int(inside.sum()), n_tokens, independent=sequences)
                 row = {**known.who, "model": name, "token": kind, "regime": each.label}
-                rows.append({**row, "n": len(inside), **_estimate(share)})
+                row |= {"n": n_tokens, "sequences": sequences, "touched": inside.any(1).sum()}
+                rows.append({**row, **_estimate(share)})
     return pd.DataFrame(rows)
 
 
@@ -203,8 +215,8 @@ def _regimes(model: Any, inputs: Tensor) -> Tensor:
 def token_kinds(part: str, inputs: Tensor) -> np.ndarray:
     """The kind of each token, [batch, pos]."""
     ids = inputs.numpy()
-    if part == "hops":
-        return np.where(ids < TASK.n_symbols, "letter", "p")
+    if part == "hops":  # all tokens of a question with that p
+        return np.broadcast_to(np.char.mod("p = %d", ids[:, :1] - TASK.n_symbols + 1), ids.shape)
     letters = [*ALPHABET, "~"]
     names = ["newline" if x == "\n" else "space" if x == " " else "letter" if x.isalpha()
              else "punctuation" for x in letters]  # fmt: skip
@@ -286,20 +298,22 @@ def _arrivals(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def lenses(known: Known, n: int) -> pd.DataFrame:
-    """Divergence of the final readout from each lens, by loop."""
+    """Divergence of the final readout from each lens, by loop; the norm of the Jacobian lens."""
     both = known.examples(2 * n)
     read, fit_on = both[torch.arange(0, 2 * n, 2)], both[torch.arange(1, 2 * n, 2)]
     if known.texts is None:  # all p in both
         read, fit_on = both[torch.arange(n)], both[torch.arange(n, 2 * n)]
     rows = []
-    for lens in ("logit", "coda", "tuned", "jacobian"):
-        found = lens_study(known.looped, read, lens=lens, n_loops=MEAN_LOOPS, fit_on=fit_on)
-        gaps = found.data["reading_kl"].sel(reading="lens", layer="state").values
-        tops = found.data["reading_kl"].sel(reading="shuffled", layer="state").values
-        for loops, (gap, shuffled) in enumerate(zip(gaps, tops)):
-            row = {**known.who, "lens": lens, "loops": loops, **_estimate(mean_estimate(gap))}
-            row |= {"shuffled": shuffled.mean()}
-            rows.append({**row, "unigram": float(found.data["unigram_kl"].mean())})
+    jacobian = fit_jacobian_lens(known.looped, fit_on, n_loops=MEAN_LOOPS)
+    norms = [*torch.linalg.matrix_norm(jacobian.matrix, ord=2).tolist(), 1.0]
+    lens: Any
+    for name, lens in {"logit": "logit", "coda": "coda", "jacobian": jacobian}.items():
+        found = lens_study(known.looped, read, lens=lens, n_loops=MEAN_LOOPS).data
+        gaps = found["reading_kl"].sel(reading="lens", layer="state").values
+        unigram = float(found["unigram_kl"].mean())
+        for loops, gap in enumerate(gaps):
+            row = {**known.who, "lens": name, "loops": loops, **_estimate(mean_estimate(gap))}
+            rows.append({**row, "unigram": unigram, "norm": norms[loops]})
     return pd.DataFrame(rows)
 
 
@@ -378,7 +392,7 @@ def everything(out: Path, texts: Path | None, parts: Sequence[str]) -> Iterator[
     """All trained models of a folder, by part and seed; those of text if there are texts."""
     for part in parts:
         for seed in (0, 1):
-            models = dict(trained(out, part, seed))
+            models = {name: _of_task(part, model) for name, model in trained(out, part, seed)}
             if "looped" not in models or (part == "text" and texts is None):
                 continue
             read = read_texts(texts) if part == "text" and texts is not None else None
@@ -387,7 +401,7 @@ def everything(out: Path, texts: Path | None, parts: Sequence[str]) -> Iterator[
 
 STUDIES: dict[str, tuple[Callable[[Known, int], pd.DataFrame], int]] = {
     "quality": (quality, 200),
-    "regimes": (regimes, 40),
+    "regimes": (regimes, 64),
     "starts": (starts, 24),
     "needed": (needed, 200),
     "lenses": (lenses, 24),

@@ -92,23 +92,25 @@ def _lenses(found: pd.DataFrame) -> str:
     for (part, seed, lens), each in _groups(found, "part", "seed", "lens"):
         cells = [_shown(x, 1, 2) for x in _records(each.query("loops in @loops"))]
         rows.append([PARTS[str(part)], seed, lens, *cells, f"{each['unigram'].iloc[0]:.2f}"])
+        if lens == "jacobian":
+            norms = [f"{x['norm']:.2g}" for x in _records(each.query("loops in @loops"))]
+            rows.append([PARTS[str(part)], seed, "norm of its map", *norms, ""])
     head = ["part", "seed", "lens", *(f"loop {t}" for t in loops)]
     return table([*head, "mean answer"], rows)
 
 
 def _handoff(found: pd.DataFrame) -> str:
-    rows = []
-    for (seed, source, part), each in _groups(found, "seed", "source", "part"):
-        later = each["read"] - each["written"]
-        names = {"q": "queries", "k": "keys", "v": "values"}
-        cells = []
-        for lag in range(1, 5):
-            shares = each[later == lag]["value"]
-            cells.append(
-                f"{100 * shares.mean():.0f} ({100 * shares.min():.0f}–{100 * shares.max():.0f})"
-            )
-        rows.append([seed, source, names[str(part)], *cells])
-    return table(["seed", "source", "read by", *(f"{lag} later" for lag in range(1, 5))], rows)
+    """What the last loop reads of the states one, two and three loops before its end."""
+    last, rows = found[found["read"] == found["n_loops"]], []
+    names = {"q": "queries", "k": "keys", "v": "values"}
+    for (seed, n_loops, source), of_source in _groups(last, "seed", "n_loops", "source"):
+        for part, name in names.items():
+            of_part = of_source.sort_values("written", ascending=False).query(f"part == {part!r}")
+            cells = _records(of_part)
+            shown = [_shown(x, 100) for x in cells]
+            rows.append([seed, n_loops, source, name, *shown, *[""] * (3 - len(shown))])
+    written = ("the loop before", "two before", "three before")
+    return table(["seed", "loops", "states of", "in", *written], rows)
 
 
 def picture(folder: Path) -> bytes:

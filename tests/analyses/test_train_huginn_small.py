@@ -163,11 +163,11 @@ def test_starts_are_as_far_apart_as_independent_noise(known: results.Known) -> N
 
 @torch.no_grad()
 def test_regimes_add_up_and_kinds_cover_all_tokens(known: results.Known) -> None:
-    found = results.regimes(known, 4)
+    found = results.regimes(known, 8)
     for _, each in found.groupby(["model", "token"]):
         assert each["value"].sum() == pytest.approx(1)
     n = found.query("model == 'looped'").groupby("token")["n"].first()
-    assert n["p"] == 4 and n["letter"] == 4 * shared.LENGTH == n["all"] - 4
+    assert n["p = 1"] == n["p = 8"] == 3 * (shared.LENGTH + 1) == n["all"] / 8
     kinds = results.token_kinds("text", shared.tokens_of("a \n.é"))
     assert kinds.tolist() == ["letter", "space", "newline", "punctuation", "punctuation"]
 
