@@ -125,7 +125,7 @@ def quality(known: Known, n: int) -> pd.DataFrame:
     """Right answers by p, or bits per character, after each number of loops."""
     models: dict[str, Any] = {name: adapt(model) for name, model in known.models.items()}
     models["untrained"] = adapt(known.untrained())
-    rows = []
+    rows, own = [], dict[str, Tensor]()
     for name, model in models.items():
         most = max(LOOPS) if name in ("looped", "ouro") else MEAN_LOOPS
         loops = tuple(t for t in LOOPS if t <= most)
@@ -139,8 +139,12 @@ def quality(known: Known, n: int) -> pd.DataFrame:
                     rows.append({**who, "p": p, "loops": t, **_estimate(share)})
         else:
             spent = over_loops(model, known.examples(n), loops, bits).mean(-1)  # [loop, batch]
+            own[name] = spent[0 if name == "unlooped" else -1]
             for t, of_loop in zip(loops, spent):
                 rows.append({**who, "p": 0, "loops": t, **_estimate(mean_estimate(of_loop))})
+    if {"looped", "unlooped"} <= own.keys():
+        gain = _estimate(mean_estimate(own["unlooped"] - own["looped"]))  # on the same windows
+        rows.append({**known.who, "model": "unlooped − looped", "p": 0, "loops": 0, **gain})
     if known.texts is not None:
         for order in (1, 3, 5):
             spent = ngram_bits(known.texts[0], known.examples(n), order).mean(-1)
@@ -193,7 +197,8 @@ def regimes(known: Known, n: int) -> pd.DataFrame:
     for name, models in known.controls().items():
         batch = known.examples(3 * n if name == "looped" else n)
         kinds = np.concatenate([token_kinds(known.part, batch.inputs)] * len(models))
-        regime = torch.cat([_regimes(model, batch.inputs) for model in models]).numpy()
+        ends = [_regimes(model, batch.inputs) for model in models]
+        regime, period = (torch.cat(x).numpy() for x in zip(*ends))  # [example, pos]
         for kind in ("all", *sorted({*kinds.flatten()})):
             where = (kinds == kind) | (kind == "all")  # [example, pos]
             # Tokens of one sequence are not independent: intervals count sequences.
@@ -203,13 +208,16 @@ def regimes(known: Known, n: int) -> pd.DataFrame:
                 share = wilson_estimate(int(inside.sum()), n_tokens, independent=sequences)
                 row = {**known.who, "model": name, "token": kind, "regime": each.label}
                 row |= {"n": n_tokens, "sequences": sequences, "touched": inside.any(1).sum()}
-                rows.append({**row, **_estimate(share)})
+                loops = np.median(period[inside]) if inside.any() else np.nan
+                rows.append({**row, "period": loops, **_estimate(share)})
     return pd.DataFrame(rows)
 
 
-def _regimes(model: Any, inputs: Tensor) -> Tensor:
+def _regimes(model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Regime of each token, and loops per turn of those that orbit, [example, pos]."""
     runs = (run_loops(bind(model, some), REGIME_LOOPS) for some in inputs.split(20))
-    return torch.cat([classify_regimes(states).regime for states in runs])
+    ends = [classify_regimes(states) for states in runs]
+    return torch.cat([x.regime for x in ends]), torch.cat([x.period for x in ends])
 
 
 def token_kinds(part: str, inputs: Tensor) -> np.ndarray:

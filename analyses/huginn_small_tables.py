@@ -9,6 +9,7 @@ import pandas as pd
 
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import table
+from analyses.train_huginn_small import MEAN_LOOPS
 from loopinterp.figures import LinePanel, Series, line_panels
 
 PAGE, NAME = "results/trained-huginn.md", "huginn_small_{}.csv"
@@ -55,12 +56,19 @@ def _text(found: pd.DataFrame) -> str:
 
 
 def _regimes(found: pd.DataFrame) -> str:
+    """All tokens of each model, and those kinds of the trained one's of which some move on."""
     rows = []
     for (part, seed, model, token), each in _groups(found, "part", "seed", "model", "token"):
-        if token == "all" or model == "looped":
-            shares = [_shown(x, 100) for x in _records(each)]
-            rows.append([PARTS[str(part)], seed, model, token, *shares])
-    return table(["part", "seed", "model", "tokens", *found["regime"].unique()], rows)
+        cells = _records(each)
+        moves = model == "looped" and cells[0]["value"] < 0.99  # the first is the fixed point
+        if token == "all" or moves:
+            orbits = next(x for x in cells if x["regime"] == "orbit")
+            count = f"{orbits['touched']:.0f} of {orbits['sequences']:.0f}"
+            shares = [_shown(x, 100) for x in cells]
+            period = "" if pd.isna(orbits["period"]) else f"{orbits['period']:.2f}"
+            rows.append([PARTS[str(part)], seed, model, token, *shares, count, period])
+    head = ["part", "seed", "weights", "tokens", *found["regime"].unique()]
+    return table([*head, "sequences with an orbit", "period (median)"], rows)
 
 
 def _starts(found: pd.DataFrame) -> str:
@@ -101,16 +109,16 @@ def _lenses(found: pd.DataFrame) -> str:
 
 def _handoff(found: pd.DataFrame) -> str:
     """What the last loop reads of the states one, two and three loops before its end."""
-    last, rows = found[found["read"] == found["n_loops"]], []
+    last, rows = found.query(f"read == n_loops == {MEAN_LOOPS}"), []
     names = {"q": "queries", "k": "keys", "v": "values"}
-    for (seed, n_loops, source), of_source in _groups(last, "seed", "n_loops", "source"):
+    for (seed, source), of_source in _groups(last, "seed", "source"):
         for part, name in names.items():
             of_part = of_source.sort_values("written", ascending=False).query(f"part == {part!r}")
             cells = _records(of_part)
             shown = [_shown(x, 100) for x in cells]
-            rows.append([seed, n_loops, source, name, *shown, *[""] * (3 - len(shown))])
+            rows.append([seed, source, name, *shown, *[""] * (3 - len(shown))])
     written = ("the loop before", "two before", "three before")
-    return table(["seed", "loops", "states of", "in", *written], rows)
+    return table(["seed", "from", "what is put in", *written], rows)
 
 
 def picture(folder: Path) -> bytes:
@@ -156,5 +164,6 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _shown(cell: dict[str, Any], times: int, digits: int = 0) -> str:
     """A value with its interval, ``98 (97–99)``."""
-    value, low, high = (f"{times * cell[x]:.{digits}f}" for x in ("value", "low", "high"))
+    texts = [f"{times * cell[x]:.{digits}f}" for x in ("value", "low", "high")]
+    value, low, high = (text if float(text) else text.lstrip("-") for text in texts)  # not -0
     return f"{value} ({low}–{high})"
