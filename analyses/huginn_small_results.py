@@ -445,8 +445,8 @@ def write(rows: pd.DataFrame, file: Path) -> None:
     before = [pd.read_csv(file)] if file.exists() else []
     new = {(part, seed) for part, seed in zip(rows["part"], rows["seed"])}
     kept = [x[[key not in new for key in zip(x["part"], x["seed"])]] for x in before]
-    found = pd.concat([*kept, rows]).sort_values(["part", "seed"], kind="stable")
-    found.to_csv(file, index=False, float_format="%.4f")
+    found = pd.DataFrame(pd.concat([*kept, rows])).sort_values(by=["part", "seed"], kind="stable")
+    found.to_csv(file, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,9 @@ def _handoff(found: pd.DataFrame) -> str:
 def picture(folder: Path) -> bytes:
     """Accuracy and bits by the number of loops, and distances between starts, as PNG."""
     quality = pd.read_csv(folder / NAME.format("quality")).query("model == 'looped'")
-    starts = pd.read_csv(folder / NAME.format("starts")).query("what == 'starts' and loops > 0")
+    starts = pd.read_csv(folder / NAME.format("starts")).query(
+        "what == 'starts' and loops > 0 and value > 1e-4"
+    )
     hops = [
         _line(f"p = {p}", quality.query("part == 'hops' and seed == 0 and p == @p"))
         for p in (1, 2, 4, 8)
