@@ -193,12 +193,12 @@ def abacus_scores(run: Run, device: str, small: bool) -> dict[str, Any]:
     """
     from loopinterp.training import operand_grid
 
-    model, task, shape = run.model(device), cast("AbacusAddition", run.task), run.config.model
+    model, task = run.model(device), cast("AbacusAddition", run.task)
     digits = [1, run.cutoff] if small else [run.cutoff // 2, run.cutoff, 2 * run.cutoff]
     to, n_samples = (2, 4) if small else (40, 100)
     right = {n: _generated(model, task, n, n_samples) for n in digits}
     unfinished = run.folder / "grid.unfinished"
-    loops = sorted({max(1, depth // shape.n_layers) for depth in DEPTHS})
+    loops = sorted({max(1, depth // model.config.n_layers) for depth in DEPTHS})
     options = {"n_samples": n_samples, "trained_up_to": run.cutoff, "unfinished": unfinished}
     grid = operand_grid(model, task, to, loops=loops, **options)
     grid.save(run.folder / "results")

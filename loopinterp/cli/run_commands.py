@@ -198,7 +198,7 @@ def compile_(
     run = loopinterp.app.runs.compile_run(
         program, out, max_length=max_length, disguises=disguise or (), seed=seed
     )
-    d_model = run.config.model.d_model
+    d_model = run.config.model.to_dict()["d_model"]
     document = {"run": str(out), "program": program, "task": run.config.task, "d_model": d_model}
     done = f"{out}: {program} in {d_model} dimensions. {next_step('analyze', out)}"
     print_document(document, done, as_json)

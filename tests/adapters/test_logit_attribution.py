@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
+from loopinterp.adapters.plain import hrm as plain_hrm
+from loopinterp.adapters.plain import trm as plain_trm
 from loopinterp.adapters.plain.huginn import RMSNorm
 from loopinterp.adapters.plain.ouro import OuroRMSNorm
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedCache, for_logit_attribution
 from tests.adapters.kinds import KINDS, tokens_of
-from tests.adapters.published import albert, hrm, huginn, ouro, trm
+from tests.adapters.published import albert, huginn, ouro, trm
 
 Leaf = Callable[[str, Tensor], Tensor]
 
@@ -125,7 +127,7 @@ def constants(model: nn.Module, leaf: Leaf) -> Iterator[None]:
             stack.enter_context(mock.patch.object(owner, "forward", with_weight))
         stack.enter_context(mock.patch(text, bare))
         stack.enter_context(mock.patch.object(nn.LayerNorm, "forward", centred))
-        for module in (hrm, trm):
+        for module in (plain_hrm, plain_trm):
             stack.enter_context(mock.patch.object(module, "rms_norm", held))
         for path, module in model.named_modules():
             if any(path.endswith(end) for end in HEADS):

@@ -76,11 +76,14 @@ ELSEWHERE = (
     "trained_albert",
     *("ouro_small_results", "train_ouro_small", "small_language_models"),
     *("huginn_small_results", "huginn_small_tables", "train_huginn_small"),
+    *("claims", "learned_gates", "second_order_exits", "lens_ranks", "forced_depth"),
+    *("cyclic_fixed_points", "doubling"),
 )
 """With tests of their own, here or in a file of their name."""
 
 NOTEBOOKS = ROOT / "analyses" / "notebooks"
-SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
+FOLDERS = (ROOT / "analyses", ROOT / "analyses" / "papers")
+SCRIPTS = sorted(path.stem for folder in FOLDERS for path in folder.glob("*.py"))
 
 
 Run = Callable[[str, list[str], Path], list[str]]

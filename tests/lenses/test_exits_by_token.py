@@ -12,7 +12,8 @@ from torch import Tensor
 
 from loopinterp.core.errors import InputError
 from loopinterp.lenses import ExitResult, exit_study
-from loopinterp.lenses.exits_by_loop import N_DEALS, Per
+from loopinterp.lenses.exits_by_loop import Per
+from loopinterp.lenses.weighted_exits import N_DEALS
 from loopinterp.models import ConfidenceAbove, EntropyBelow, ReadoutKL, run_frozen
 from loopinterp.tasks import Batch
 from loopinterp.tasks.task import IGNORE
@@ -214,7 +215,7 @@ def test_a_frozen_token_stays_as_it_is_for_the_others() -> None:
 def test_frozen_or_not_is_the_same_where_tokens_do_not_meet() -> None:
     model, batch = scripted()
     by_place = {"sure": ConfidenceAbove(0.9)}
-    batch.targets[:, 1:] = IGNORE  # the toy's readout reads the loop of the first position
+    batch.targets[:, 1:], batch.targets[4, 0] = IGNORE, 1  # the toy reads the first position's loop
     own = exit_study(model, batch, rules=by_place, per="token", frozen=True).data.sel(rule="sure")
     for name in ("exact", "examples", "loops"):
         assert float(own[f"frozen_{name}"]) == pytest.approx(float(own[f"own_{name}"]))

@@ -162,7 +162,7 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
     assert [stage.run.folder.name for stage in stages] == names
     smallest = smallest_stage(stages)
     assert smallest is not None and smallest.run.folder.name == "bits-2-from-anywhere"
-    assert smallest.run.config.model.state_code == 2
+    assert smallest.run.model().config.state_code == 2
     began = [stage.run.config.to_dict()["start_from"] for stage in stages]
     folders = [str(tmp_path / name) for name in ("bits-3", "bits-2", "bits-2", names[3])]
     assert began == [None, *folders]

@@ -63,7 +63,7 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
     shutil.rmtree(unfinished / "state")
     with naming("run .*"):
         make_entry(Run.load(unfinished), tmp_path / "new", **make)
-    model = LoopedTransformer(run.config.model)
+    model = LoopedTransformer(run.model().config)
     run_of_model = Run.from_model(model, run.task, tmp_path / "given", max_n=3, origin="given")
     with naming("run .*"):
         make_entry(run_of_model, tmp_path / "new", **make)

@@ -1,0 +1,166 @@
+"""What the scripts of this folder share: the models, the row of a claim, and the page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+import xarray as xr
+from torch import Tensor
+
+from analyses.ouro_small_results import STAGES
+from analyses.small_language_models import LENGTH, TASK, fresh
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.train_ouro_small import trained
+from loopinterp.adapters import PublishedModel, adapt, keep_outputs
+from loopinterp.core.intervals import mean_estimate
+from loopinterp.figures import save_figure
+from loopinterp.models.stopped_run import first_ready
+from loopinterp.tasks import Batch
+
+PAGE, FILE = "results/papers.md", "papers.csv"
+SCRIPTS = (
+    "learned_gates", "second_order_exits", "lens_ranks", "forced_depth", "cyclic_fixed_points",
+    "doubling",
+)  # fmt: skip
+"""In the order of the page."""
+
+
+class Claim(NamedTuple):
+    """What a paper says, and what one model does."""
+
+    paper: str
+    claim: str
+    model: str
+    found: str
+    status: str  # yes, no or not decided
+
+
+def options(about: str | None, **defaults: Any) -> argparse.Namespace:
+    """The arguments of a script."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--weights", type=Path, default=Path("runs/ouro-small"))
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--samples", type=int, default=defaults.pop("samples", 250))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
+    parser.add_argument("--figures", type=Path, default=Path("runs/papers"))
+    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def ouro_small(args: argparse.Namespace, seed: int, stage: str = STAGES[0]) -> PublishedModel:
+    """The trained model of a seed with the task's classes, its weights read or trained first."""
+    published = trained(args.weights, seed, 2500)[stage].eval()
+    keep_outputs(published, TASK.d_vocab_out)
+    return adapt(published)
+
+
+def data_of(per: str, n: int) -> Batch:
+    """Each p asked at the last position, or all positions with p drawn."""
+    if per == "token":
+        return TASK.sample(LENGTH, batch_size=n, seed=10**6)
+    parts = [fresh(p, n // 2) for p in range(1, TASK.most_hops + 1)]
+    joined = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in ("inputs", "targets", "n", "n_loops")
+    }
+    return replace(parts[0], **joined)
+
+
+def interval(estimate: Any, times: float = 1, digits: int = 2) -> str:
+    """``value (low–high)``."""
+    rounded = (round(times * float(x), digits) + 0.0 for x in estimate)  # no -0.0
+    value, low, high = (f"{x:.{digits}f}".replace("-", "−") for x in rounded)
+    return f"{value} ({low} to {high})" if "−" in value + low else f"{value} ({low}–{high})"
+
+
+def within(name: str, estimate: Any) -> dict[str, float]:
+    """An estimate as three columns."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), map(float, estimate)))
+
+
+def cell(row: Any, name: str, times: float = 100, digits: int = 0) -> str:
+    """Such columns of a row as text."""
+    return interval([row[name], row[f"{name}_low"], row[f"{name}_high"]], times, digits)
+
+
+def hop(tokens: Tensor, at: Tensor, hops: int) -> Tensor:
+    """Positions [batch] that some hops of p-hop from ``at`` lead to; 0 where a chain breaks off."""
+    place = torch.arange(tokens.shape[1])
+    seen = tokens.roll(1, 1)[:, None] == tokens[:, :, None]  # [batch, pos, next one]
+    find = torch.where(seen & (place <= place[:, None]) & (place >= 2), place, 0).amax(-1)
+    for _ in range(hops):
+        at = find.gather(1, at[:, None])[:, 0]
+    return at
+
+
+def right_at(data: xr.Dataset, rule: str, mean_loops: float) -> np.ndarray:
+    """The chance of each row to be right where a rule makes so many loops on average.
+
+    Between two tolerances, each row stops by one of them with the chance that gives that mean. NaN
+    if the rule cannot stop so early. From the data of an ``exit_study``.
+    """
+    score = torch.tensor(data["score"].sel(rule=rule).values)  # [loop, row]
+    score[0] = torch.inf  # no loop was made
+    exact, row = data["exact"].values.astype(float), np.arange(score.shape[1])
+    finite = score[score.isfinite()].double()
+    steps = torch.linspace(0, 1, 400, dtype=torch.float64)
+    cuts = finite.quantile(steps).to(score.dtype).unique()
+    stops = [first_ready(score, cut).numpy() for cut in (-torch.inf, *cuts.tolist())]
+    means = np.array([stop.mean() for stop in stops])
+    if means[-1] > mean_loops:
+        return np.full(len(row), np.nan)
+    k = max(int(np.argmax(means <= mean_loops)), 1)
+    share = (mean_loops - means[k]) / max(means[k - 1] - means[k], 1e-9)
+    return share * exact[stops[k - 1], row] + (1 - share) * exact[stops[k], row]
+
+
+def over_examples(values: np.ndarray, example: np.ndarray) -> np.ndarray:
+    """The mean of rows with an interval over examples, whose rows are alike."""
+    sums, counts = np.bincount(example, values), np.bincount(example)
+    return mean_estimate(sums / counts)
+
+
+def publish(
+    name: str,
+    args: argparse.Namespace,
+    claims: Sequence[Claim],
+    rows: pd.DataFrame,
+    as_table: Callable[[pd.DataFrame], str],
+    plot: go.Figure,
+) -> None:
+    """Print the table and a sentence for each claim; write files, figure and page."""
+    file = args.results / FILE
+    known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["script"])
+    new = pd.DataFrame([{"script": name, **claim._asdict()} for claim in claims])
+    known = pd.concat([known[known["script"] != name], new])
+    parts: list[Any] = [known[known["script"] == script] for script in SCRIPTS]
+    known = pd.concat(parts)
+    known.to_csv(file, index=False)
+    measured = args.results / f"papers_{name}.csv"
+    rows.to_csv(measured, index=False, float_format="%.4f")
+    shown = as_table(pd.read_csv(measured))  # of the numbers as they are kept
+    args.figures.mkdir(parents=True, exist_ok=True)
+    print(shown, save_figure(plot, args.figures / f"{name}.html"), sep="\n")
+    rewrite(args.page, {"papers": claims_table(known), name: shown})
+    for claim in claims:
+        print(f"{claim.paper}: {claim.claim} {claim.model}: {claim.found} {claim.status}.")
+
+
+def claims_table(known: pd.DataFrame) -> str:
+    """The table of the page: a row for each claim and model."""
+    header = ["paper", "claim", "model", "found (95% interval)", "holds here", "script"]
+    rows = [
+        [f"[{row['paper']}](https://arxiv.org/abs/{row['paper']})", row["claim"], row["model"],
+         row["found"], row["status"], f"[`{row['script']}`](#{anchor})"]
+        for _, row in known.iterrows() for anchor in [str(row["script"]).replace("_", "-")]
+    ]  # fmt: skip
+    return table(header, rows)

@@ -1,0 +1,106 @@
+"""Papers' claims on small models: the page, the parts that scripts share, and one script."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+from analyses.papers import claims, doubling
+from analyses.papers.claims import FILE, PAGE, SCRIPTS, claims_table, hop, over_examples, right_at
+from analyses.small_language_models import TASK
+from analyses.tables_in_pages import PAGES, RESULTS, put
+from loopinterp.zoo import load_pretrained
+
+FOLDER = Path(claims.__file__).parent
+
+
+def test_the_page_says_what_the_files_say() -> None:
+    text, known = (PAGES / PAGE).read_text(), pd.read_csv(RESULTS / FILE)
+    tables = {"papers": claims_table(known)}
+    for name in SCRIPTS:
+        script = importlib.import_module(f"analyses.papers.{name}")
+        tables[name] = script.as_table(pd.read_csv(RESULTS / f"papers_{name}.csv"))
+    assert put(text, tables) == text, "run the scripts of analyses/papers"
+    assert {*known["status"]} <= {"yes", "no", "not decided"}
+    assert [*known["script"].unique()] == [*SCRIPTS]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_short(name: str) -> None:
+    assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 100
+
+
+def test_hops_lead_to_the_answers_of_the_task() -> None:
+    batch = TASK.sample(30, batch_size=16, seed=4)
+    for at in (30, 17, 3):
+        for hops in (1, 2, 5):
+            asked = TASK.with_hops(batch, torch.full((16,), hops))
+            end = hop(batch.inputs, torch.full((16,), at), hops)
+            symbol = batch.inputs.gather(1, end[:, None])[:, 0]
+            expected = asked.targets[:, at]
+            assert torch.equal(expected == TASK.n_symbols, end == 0)
+            assert torch.equal(symbol[end > 0], expected[end > 0])
+
+
+def data(score: list[list[float]], exact: list[list[int]]) -> xr.Dataset:
+    """Of one rule; loop 0 is added."""
+    first = [0.0] * len(score[0])
+    arrays: dict[str, Any] = {"score": (("rule", "loop", "row"), [[first, *score]])}
+    arrays["exact"] = (("loop", "row"), [first, *exact])
+    return xr.Dataset(arrays, coords={"rule": ["gate"]})
+
+
+def test_a_rule_is_read_at_a_mean_number_of_loops() -> None:
+    # Row k could stop from loop k + 1 on, and is right from there on.
+    score = [[0.1, 0.9, 0.9], [0.1, 0.2, 0.9], [0.1, 0.2, 0.3]]
+    exact = [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    of = data(score, exact)
+    every = right_at(of, "gate", 3.0)
+    assert every.tolist() == [1, 1, 1]
+    stops = right_at(of, "gate", 2.0)  # each where it may
+    assert stops.tolist() == pytest.approx([1, 1, 1])
+    # Below, some rows stop too early, in a mixture of "as above" and "all at the first loop".
+    early = right_at(of, "gate", 1.5)
+    assert early.tolist() == pytest.approx([1, 0.5, 0.5])
+    late = data([[9.0, 9.0], [9.0, 9.0], [0.1, 0.1]], [[0, 0]] * 3)
+    late["score"][0, 1:3] = np.inf
+    assert np.isnan(right_at(late, "gate", 2.0)).all()
+
+
+def test_tokens_of_an_example_are_one_observation() -> None:
+    values = np.array([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    found = over_examples(values, np.array([0, 0, 1, 1, 2, 2]))
+    means = np.array([0.5, 1.0, 0.0])
+    half = 1.959964 * means.std(ddof=1) / 3**0.5
+    np.testing.assert_allclose(found, [0.5, 0.5 - half, 0.5 + half])
+
+
+@pytest.mark.slow
+def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(shutil.copy(PAGES / PAGE, tmp_path))
+    shutil.copy(RESULTS / FILE, tmp_path)
+    model = load_pretrained("ouro-small")
+    monkeypatch.setattr(doubling, "ouro_small", lambda args, seed: model)
+    small = ["--seed", "1", "--samples", "150", "--results", str(tmp_path), "--page", str(page)]
+    monkeypatch.setattr(sys, "argv", ["doubling", *small, "--figures", str(tmp_path)])
+    doubling.main()
+    assert capsys.readouterr().out.splitlines()[-1].endswith("yes.")
+    rows = pd.read_csv(tmp_path / "papers_doubling.csv").query("site != 'state'")
+    assert (rows.query("predicted")["follows"] > 0.7).all()
+    assert (rows.query("not predicted")["changed"] < 0.15).all()
+    assert "Plotly" in (tmp_path / "doubling.html").read_text()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    doubling.main()
+    assert capsys.readouterr().out.splitlines()[-1].endswith("no.")
