@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import loopinterp
-from analyses import notebook_models, train_ouro_small, train_trm_small
+from analyses import notebook_models, train_huginn_small, train_ouro_small, train_trm_small
 from analyses.tables_in_pages import PAGES, rewrite, table
 from loopinterp.core.errors import InputError
 from loopinterp.core.storage import write_json
@@ -114,6 +114,7 @@ ADAPTED: dict[str, Callable[[Path, str], dict[str, Any]]] = {
     "ouro-small-ahead": train_ouro_small.zoo_entry,
     "trm-small": train_trm_small.zoo_entry,
     "hrm-small": train_trm_small.zoo_entry,
+    "huginn-small": train_huginn_small.zoo_entry,
 }
 """Adapted models: a function of a folder for weights and the name, which loads or trains the model.
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
+from analyses.small_language_models import TASK, fresh
 from analyses.tables_in_pages import table
 from loopinterp.adapters import adapt
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.lenses import exit_study
-from loopinterp.tasks import IGNORE, Batch, PHop
+from loopinterp.tasks import Batch
 
 FILES, PAGE = ("ouro_small.csv", "ouro_small_exits.csv"), "results/trained-language-models.md"
 STAGES = ("looped, stage I", "looped, stage II", "looped, stage II ahead")
-TASK, LENGTH = PHop(n_symbols=4, most_hops=8), 48
-
-
-def fresh(hops: int, n: int) -> Batch:
-    """Sequences asked at the last position alone, where the chain arrives at a symbol."""
-    drawn = TASK.sample(LENGTH, batch_size=2 * n, seed=10**6 + hops)
-    batch = TASK.with_hops(drawn, torch.full((2 * n,), hops))
-    kept = (batch.targets[:, -1] < TASK.n_symbols).nonzero()[:n, 0]
-    batch = batch[kept]
-    targets = torch.full_like(batch.targets, IGNORE)
-    targets[:, -1] = batch.targets[:, -1]
-    return replace(batch, targets=targets)
 
 
 def measure(

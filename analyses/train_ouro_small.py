@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from analyses.ouro_small_results import FILES, LENGTH, PAGE, STAGES, TASK, as_tables, measure
+from analyses.ouro_small_results import FILES, PAGE, STAGES, as_tables, measure
+from analyses.small_language_models import LENGTH, TASK, Hops, fit
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
 from loopinterp.adapters import adapt, keep_outputs
 from loopinterp.adapters.plain.ouro import OuroConfig, OuroForCausalLM
@@ -40,8 +42,6 @@ ZOO = {
     "ouro-small-ahead": (STAGES[2], "The same; its gate was trained to stop where no loop helps."),
 }
 """Models of the zoo: their stage of training, and what they are examples of."""
-PATIENCE = 250
-"""Steps after which the curriculum raises p, however many answers are right."""
 
 
 def build(n_loops: int, seed: int) -> OuroForCausalLM:
@@ -70,31 +70,11 @@ def log_exits(gate: Tensor) -> Tensor:
     return going + F.pad(F.logsigmoid(gate[:-1]), (0, 0, 0, 0, 0, 1))
 
 
-def train(model: OuroForCausalLM, n_steps: int, seed: int) -> None:
-    """Stage I, with p drawn from 1 .. longest."""
-    generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
-    longest, since, accuracy = 1, 0, 0.0
-    for step in range(n_steps):
-        warm, cool = (step + 1) / 100, (n_steps - step) / (0.25 * n_steps)
-        optimiser.param_groups[0]["lr"] = 3e-3 * min(1.0, warm, cool)
-        hops = torch.randint(1, longest + 1, (32,), generator=generator)
-        drawn = TASK.sample(LENGTH, batch_size=32, generator=generator)
-        loss, gate, right = run(model, TASK.with_hops(drawn, hops))
-        log_p = log_exits(gate)
-        expected = (log_p.exp() * (loss + BETA * log_p)).sum(0).mean()
-        optimiser.zero_grad()
-        expected.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        deepest = right[-1][hops == longest]
-        accuracy += 0.05 * (float(deepest.float().mean()) - accuracy) if len(deepest) else 0.0
-        since += 1
-        if longest < TASK.most_hops and (accuracy > 0.9 or since == PATIENCE):
-            longest, since, accuracy = longest + 1, 0, 0.0
-        if step % 50 == 0:
-            shares = [round(float(x), 2) for x in right.float().mean((1, 2))]
-            print(f"{step} p<={longest} loss {expected:.3f} right {shares}", flush=True)
+def stage_one(model: OuroForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The loss of stage I, and which answers of the last loop are right."""
+    loss, gate, right = run(model, batch)
+    log_p = log_exits(gate)
+    return (log_p.exp() * (loss + BETA * log_p)).sum(0).mean(), right[-1]
 
 
 def train_gate(model: OuroForCausalLM, n_steps: int, seed: int, ahead: bool = False) -> None:
@@ -125,7 +105,8 @@ def trained(folder: Path, seed: int, n_steps: int) -> dict[str, OuroForCausalLM]
             models[name].load_state_dict(models[STAGES[0]].state_dict())
             train_gate(models[name], n_steps // 10, seed, ahead=name == STAGES[2])
         else:
-            train(models[name], n_steps, seed)
+            loss_of = partial(stage_one, models[name])
+            fit(models[name], Hops(seed), loss_of, n_steps, file.with_suffix(".part"))
         folder.mkdir(parents=True, exist_ok=True)
         save_file(models[name].state_dict(), file)
     return models

@@ -15,7 +15,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from analyses.ouro_small_results import LENGTH, STAGES, TASK, fresh
+from analyses.ouro_small_results import STAGES
+from analyses.small_language_models import LENGTH, TASK, fresh
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from analyses.train_ouro_small import trained
 from loopinterp.adapters import PublishedModel, adapt, keep_outputs

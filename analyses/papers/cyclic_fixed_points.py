@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analyses.ouro_small_results import LENGTH, TASK
 from analyses.papers.claims import Claim, cell, options, ouro_small, publish, within
+from analyses.small_language_models import LENGTH, TASK
 from analyses.tables_in_pages import table
 from loopinterp.core.intervals import mean_estimate
 from loopinterp.dynamics import attention_stabilisation_study, layer_limits

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analyses.ouro_small_results import TASK, fresh
 from analyses.papers.claims import Claim, cell, interval, options, ouro_small, publish, within
+from analyses.small_language_models import TASK, fresh
 from analyses.tables_in_pages import table
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.figures import Series, line_figure

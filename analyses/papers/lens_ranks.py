@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analyses.ouro_small_results import TASK, fresh
 from analyses.papers.claims import Claim, interval, options, ouro_small, publish
+from analyses.small_language_models import TASK, fresh
 from analyses.tables_in_pages import table
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.figures import Series, line_figure

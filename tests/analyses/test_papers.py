@@ -14,9 +14,9 @@ import pytest
 import torch
 import xarray as xr
 
-from analyses.ouro_small_results import TASK
 from analyses.papers import claims, doubling
 from analyses.papers.claims import FILE, PAGE, SCRIPTS, claims_table, hop, over_examples, right_at
+from analyses.small_language_models import TASK
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from loopinterp.zoo import load_pretrained
 

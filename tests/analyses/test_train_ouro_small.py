@@ -14,13 +14,12 @@ import torch
 
 from analyses import ouro_small_results as results
 from analyses import train_ouro_small as script
-from analyses.ouro_small_results import FILES, PAGE, TASK, as_tables, fresh, measure
+from analyses.ouro_small_results import FILES, PAGE, as_tables, measure
+from analyses.small_language_models import TASK, fresh
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from loopinterp.adapters import adapt
 from loopinterp.adapters.plain.ouro import OuroForCausalLM
-from loopinterp.tasks import IGNORE
 from tests.adapters.published.ouro import native
-from tests.tasks.answers import hop_back
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +73,6 @@ def test_labels_are_of_the_last_loop_or_of_the_next(
     script.train_gate(model, 1500, seed=0, ahead=ahead)
     for value, stop in zip(gate(states).sigmoid().flatten().tolist(), stops):
         assert stop is None or value == pytest.approx(stop, abs=0.05)
-
-
-def test_fresh_sequences_ask_the_last_position_where_a_symbol_answers() -> None:
-    batch = fresh(3, 50)
-    assert TASK.hops(batch).tolist() == [3] * 50
-    assert (batch.targets[:, :-1] == IGNORE).all()
-    for tokens, target in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist()):
-        word = "".join("abcd"[x] for x in tokens[1:])
-        assert hop_back(word, 3)[-1] == "abcd"[target]
 
 
 @torch.no_grad()
