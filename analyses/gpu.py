@@ -217,14 +217,14 @@ def _generated(model: LoopedTransformer, task: AbacusAddition, n: int, n_samples
     drawn = task.sample_operands(
         n, n, batch_size=n_samples, generator=torch.Generator().manual_seed(n)
     )
-    prompts, lengths = task.prompt_of(drawn.inputs.to(model.device))
+    prompts, mask = task.prompt_of(drawn.inputs.to(model.device))
     said = generate(
         model,
         prompts,
         n_loops=model.config.n_loops,
         max_new_tokens=task.answer_length(n) + 1,
         stop_token=task.end,
-        lengths=lengths,
+        attention_mask=mask,
     )
     return float(task.is_right(drawn, said.cpu()).double().mean())
 

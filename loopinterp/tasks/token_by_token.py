@@ -73,12 +73,13 @@ class TokenByToken(Sampler):
 
     def prompt_of(
         self, inputs: Batch | Tensor
-    ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """The prompts, padded with ``end`` on the right, and their lengths."""
+    ) -> tuple[Int[Tensor, "batch longest"], Bool[Tensor, "batch longest"]]:
+        """The prompts, padded with ``end`` on the right, and their mask, False at the padding."""
         tokens = check_tokens(inputs, self.d_vocab)
         length = self._answer(tokens)[0] + 1
         width = int(length.max())
-        return tokens[:, :width].masked_fill(~inside(length, width), self.end), length
+        mask = inside(length, width)
+        return tokens[:, :width].masked_fill(~mask, self.end), mask
 
     def answers(
         self, inputs: Batch | Tensor

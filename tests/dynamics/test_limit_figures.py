@@ -92,7 +92,7 @@ def _changed(result: LocalStabilityResult, **values: object) -> LocalStabilityRe
 
 def test_a_limit_is_said_beside_random_states(result: LocalStabilityResult) -> None:
     limit, growth, exponent = result.findings()
-    assert limit.kind == "limits" and limit.value == "0.50" and limit.good
+    assert limit.section == "limits" and limit.value == "0.50" and limit.good
     assert "3 of 3" in limit.text and "decay" in limit.text
     assert limit.text.count("0.50") == 2  # the second at random states
     assert "1.00 fold" in growth.text and "1.00 times" in growth.text

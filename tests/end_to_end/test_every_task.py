@@ -62,7 +62,7 @@ def test_a_compiled_model_is_analysed_and_reported_and_said_to_be_untrained(
     assert set(analysis.results) == {study.name for study in STUDIES} - OF_ADDITION
     assert analysis.skipped == {}
     verdicts = [f for f in workflow.in_reading_order(analysis.results.values()) if f.good]
-    assert (verdicts[0].kind, verdicts[0].value) == ("verdict", "prefix xor")
+    assert (verdicts[0].section, verdicts[0].value) == ("verdict", "prefix xor")
     config = Run.load(out).config
     assert isinstance(config, GivenModelConfig)
     origin = config.origin

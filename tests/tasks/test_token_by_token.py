@@ -34,8 +34,8 @@ def drawn(task: TokenByToken, seed: int, distribution: str | None = None) -> Bat
 
 def decoded(task: TokenByToken, batch: Batch) -> torch.Tensor:
     """What a perfect model makes, one token at a time, of prompts of different lengths."""
-    prompt, length = task.prompt_of(batch)
-    rows = [row[:k].tolist() for row, k in zip(prompt, length.tolist())]
+    prompt, mask = task.prompt_of(batch)
+    rows = [row[known].tolist() for row, known in zip(prompt, mask)]
     steps = []
     for _ in range(batch.inputs.shape[1]):
         tokens = []
@@ -56,7 +56,8 @@ def test_decoding_by_the_oracle_makes_the_inputs_again_and_is_right(task):
         batch = drawn(task, 0, distribution)
         generated = decoded(task, batch)
         assert task.is_right(batch, generated).all()
-        prompt, length = task.prompt_of(batch)
+        prompt, mask = task.prompt_of(batch)
+        length = mask.sum(1)
         answer, steps = task.answers(batch)
         for row, full in enumerate(batch.inputs.tolist()):
             start, n_steps = int(length[row]), int(steps[row])
@@ -94,11 +95,11 @@ def test_an_answer_is_right_if_and_only_if_it_is_python_equal_up_to_its_end(task
 @pytest.mark.parametrize("task", TASKS, ids=repr)
 def test_answers_follow_from_prompts_alone(task):
     batch = drawn(task, 3)
-    prompt, length = task.prompt_of(batch)
+    prompt, mask = task.prompt_of(batch)
     for one, other in zip(task.answers(prompt), task.answers(batch)):
         assert torch.equal(one, other)
-    again, n = task.prompt_of(prompt)
-    assert torch.equal(again, prompt) and torch.equal(n, length)
+    again, known = task.prompt_of(prompt)
+    assert torch.equal(again, prompt) and torch.equal(known, mask)
 
 
 def test_bad_generated_tokens_and_a_batch_with_wrong_lengths_are_refused():

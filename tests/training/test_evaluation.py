@@ -390,9 +390,9 @@ def test_exact_match_is_that_of_greedy_generation(n_pause: int, n_loops: int | N
     for n in (3, 4):
         generator = stream(3, f"evaluation uniform {n}")
         batch = task.sample(n, batch_size=64, generator=generator, distribution="uniform")
-        prompts, lengths = task.prompt_of(batch)
+        prompts, mask = task.prompt_of(batch)
         written = generate(
-            model, prompts, lengths=lengths, n_loops=n_loops or n, max_new_tokens=n + 3,
+            model, prompts, attention_mask=mask, n_loops=n_loops or n, max_new_tokens=n + 3,
             stop_token=task.end,
         )  # fmt: skip
         right = task.is_right(batch, written).double().mean()
