@@ -25,8 +25,8 @@ from loopinterp.edges.edge_effects import (
     top,
 )
 from loopinterp.edges.edge_runs import graph_of_pairs
+from loopinterp.edges.graph_layout import GraphLayout, StreamNorms
 from loopinterp.edges.known_edges import as_circuit, recovery
-from loopinterp.edges.stream_layout import StreamLayout, StreamNorms
 from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
 from loopinterp.interventions.base_and_source import Metric
 from loopinterp.models.config import LoopedTransformerConfig
@@ -87,7 +87,7 @@ class EdgeStudy(Result, kind="edges"):
     random_faithfulness: float  # control: mean of as many edges, drawn at random
     completeness: Completeness  # of the edges that pruning kept
     neurons: dict[str, list[int]]  # groups that were components
-    config: LoopedTransformerConfig | StreamLayout  # a layout, of an adapted model
+    config: LoopedTransformerConfig | GraphLayout  # a layout, of an adapted model
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each score and tied edge, largest first; or the arrays named."""

@@ -38,7 +38,7 @@ from loopinterp.edges.unrolled_graph import (
 )
 
 if TYPE_CHECKING:
-    from loopinterp.edges.stream_layout import StreamLayout
+    from loopinterp.edges.graph_layout import GraphLayout
     from loopinterp.models.config import LoopedTransformerConfig
 
 _OVERLAP = 0.1  # least share of a direction that a component reads
@@ -98,7 +98,7 @@ def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Tie
 
 def as_circuit(
     edges: Iterable[TiedEdge],
-    config: LoopedTransformerConfig | StreamLayout,
+    config: LoopedTransformerConfig | GraphLayout,
     *,
     name: str = "found",
 ) -> Circuit:
@@ -163,7 +163,7 @@ def as_circuit(
 
 
 def _between_components(
-    edges: Iterable[TiedEdge], config: LoopedTransformerConfig | StreamLayout
+    edges: Iterable[TiedEdge], config: LoopedTransformerConfig | GraphLayout
 ) -> Iterator[TiedEdge]:
     """The edges without slots, those between hooks as one between each of their components."""
     graph = UnrolledGraph(config, 1)

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_streams import Streams
-from loopinterp.edges.stream_layout import HEADS, MLP, StreamNorms, layout_of, norms_in
+from loopinterp.edges.graph_layout import HEADS, MLP, StreamNorms, layout_of, norms_in
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.models.taps import Taps, recording_gradients
 

@@ -13,7 +13,7 @@ import torch
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, unknown_name
 from loopinterp.core.text import ShortRepr
-from loopinterp.edges.stream_layout import HEADS, MLP, SLOTS, StreamLayout, layout_of
+from loopinterp.edges.graph_layout import HEADS, MLP, SLOTS, GraphLayout, layout_of
 from loopinterp.models.addresses import SiteMap
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class UnrolledGraph(ShortRepr):
 
     Args:
         config: Of a ``LoopedTransformer``; of another model its ``site_map``, or the
-            :class:`StreamLayout` made from it.
+            :class:`GraphLayout` made from it.
         neurons: Groups of neurons that are components, named like ``block.0.carry``; the other
             neurons of that MLP form one component.
         split: Whether queries, keys and values are separate receivers, ``0:block.0.head.1.q``.
@@ -110,14 +110,14 @@ class UnrolledGraph(ShortRepr):
     @checked
     def __init__(
         self,
-        config: LoopedTransformerConfig | SiteMap | StreamLayout,
+        config: LoopedTransformerConfig | SiteMap | GraphLayout,
         n_loops: Loops,
         *,
         neurons: Mapping[str, Sequence[int]] | None = None,
         split: bool = False,
     ) -> None:
         self.n_loops, self.split = n_loops, split
-        self.layout = config if isinstance(config, StreamLayout) else layout_of(config)
+        self.layout = config if isinstance(config, GraphLayout) else layout_of(config)
         groups = _neuron_groups(self.layout, neurons or {})
         self.senders = [Component(INPUT, 0), *_components(self.layout, n_loops, groups)]
         last = self.senders[-1].stage + 1
@@ -235,7 +235,7 @@ def _numbers_of(
 
 
 def _components(
-    layout: StreamLayout, n_loops: int, groups: Mapping[str, Mapping[str, tuple[int, ...] | None]]
+    layout: GraphLayout, n_loops: int, groups: Mapping[str, Mapping[str, tuple[int, ...] | None]]
 ) -> Iterator[Component]:
     """Heads, groups of neurons and norms of the whole run, in the order of writing."""
     layers: list[tuple[str, int | None, int, Sequence[str]]] = [
@@ -261,7 +261,7 @@ def _components(
 
 
 def _neuron_groups(
-    layout: StreamLayout, named: Mapping[str, Sequence[int]]
+    layout: GraphLayout, named: Mapping[str, Sequence[int]]
 ) -> dict[str, dict[str, tuple[int, ...] | None]]:
     """The groups of neurons of every MLP, by section and layer; None for all neurons."""
     if named and layout.n_neurons is None:

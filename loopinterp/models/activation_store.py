@@ -107,7 +107,7 @@ def store_activations(
         expected, fix = "bfloat16, float16, float32 or float64", "Pass dtype='float32'."
         raise InputError("dtype", expected=expected, given=str(kept_as), fix=fix)
     chosen = [positions] if isinstance(positions, int) else positions
-    n_rows = [len(_kept(n, chosen)) for n in lengths.tolist()]
+    n_rows = [len(_positions_of(n, chosen)) for n in lengths.tolist()]
     row_bytes = 24 + sum(kept_as.itemsize * _width(site) for site in sites)
     shards = _shards(n_rows, max(1, shard_bytes // row_bytes))
     about = {
@@ -137,7 +137,7 @@ def _width(site: Address) -> int:
     return int(np.prod([x for x in site.axes if isinstance(x, int)]))
 
 
-def _kept(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor, " kept"]:
+def _positions_of(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor, " kept"]:
     """The positions that are kept of a prompt of ``n``."""
     places = torch.arange(n)
     try:
@@ -203,7 +203,7 @@ def _run(
     lengths_here = sorted({int(lengths[p]) for p in prompts})
     for n in lengths_here:
         alike = torch.tensor([p for p in prompts if int(lengths[p]) == n])
-        kept = _kept(n, positions)
+        kept = _positions_of(n, positions)
         for some in alike.split(batch_size):
             inputs = tokens[some.to(tokens.device), :n]
             # No readout where nothing of it is stored.

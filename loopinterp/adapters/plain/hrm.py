@@ -120,7 +120,7 @@ class RotaryEmbedding(nn.Module):
         return self.cos_cached, self.sin_cached
 
 
-class Attention(nn.Module):
+class HRMAttention(nn.Module):
     """Attention to all positions, with RoPE where there is any."""
 
     def __init__(self, width: int, n_heads: int) -> None:
@@ -163,7 +163,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.self_attn = Attention(config.hidden_size, config.num_heads)
+        self.self_attn = HRMAttention(config.hidden_size, config.num_heads)
         self.mlp = SwiGLU(config.hidden_size, config.expansion)
         self.norm_eps = config.rms_norm_eps
 

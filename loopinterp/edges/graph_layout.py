@@ -34,7 +34,7 @@ _NORMED = ".hook_normalized"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamLayout:
+class GraphLayout:
     """The parts of each layer in the order of writing, and the sizes of a graph.
 
     ``n_neurons`` is None where MLPs cannot be taken apart.
@@ -64,14 +64,14 @@ class StreamLayout:
 
 def layout_of(
     model: LoopedTransformerConfig | SiteMap, stream_norms: StreamNorms = "edges"
-) -> StreamLayout:
+) -> GraphLayout:
     """The layout of a configuration or a site map.
 
     Raises:
         InputError: If a layer has no separate heads and MLP.
     """
     if not isinstance(model, SiteMap):
-        return StreamLayout(
+        return GraphLayout(
             d_model=model.d_model,
             n_heads=model.n_heads,
             prelude=((HEADS, MLP),) * model.n_prelude,
@@ -95,7 +95,7 @@ def layout_of(
         block[-1] += norms_in(model.closing)
         if coda:  # else they belong to the readout
             coda[0][:0] = norms_in(model.entry)
-    return StreamLayout(
+    return GraphLayout(
         d_model=model.d_model,
         n_heads=model.n_heads,
         slots=SLOTS if "attn.hook_gate" in model.block[0] else SLOTS[:3],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loopinterp.adapters.published_model import layer_sites
-from loopinterp.edges.stream_layout import HEADS, MLP, StreamLayout, layout_of
+from loopinterp.edges.graph_layout import HEADS, MLP, GraphLayout, layout_of
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
@@ -65,6 +65,6 @@ def test_a_layer_without_heads_or_mlp_is_refused(without: str) -> None:
 
 
 def test_neurons_of_a_layout_without_them_are_refused() -> None:
-    layout = StreamLayout(d_model=8, n_heads=1, block=((HEADS, MLP),))
+    layout = GraphLayout(d_model=8, n_heads=1, block=((HEADS, MLP),))
     with naming("neurons"):
         UnrolledGraph(layout, 2, neurons={"block.0.some": [0]})
