@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Protocol
 
 import numpy as np
@@ -223,6 +223,10 @@ def _examples() -> dict[str, Any]:
         "LinePanel": figures.LinePanel([series] * 3, "loss"),
         "Reference": figures.Reference(1.0, "here"),
         "Series": series,
+        "ActivationStore": models.store_activations(
+            model, batch.inputs, mkdtemp(), names_filter="hook_state_post", n_loops=9
+        ),
+        "AdaptedModelConfig": adapters.AdaptedModelConfig.of(zoo.load_pretrained("ouro-small")),
     }
 
 
