@@ -75,12 +75,18 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "patching_sweep": lambda m, d: interventions.patching_sweep(m, d, d, component="z"),
     "steering_sweep": lambda m, d: interventions.steering_sweep(
-        m, d, torch.ones(16), strengths=(1.0,), n_draws=2
+        m, d, torch.ones(_width_of(m)), strengths=(1.0,), n_draws=2
     ),
     "edge_study": lambda m, d: edges.edge_study(m, d, d),
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
+
+
+def _width_of(model: Any) -> int:
+    return getattr(getattr(model, "config", None), "d_model", 16)
+
+
 NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study"}
 NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths

@@ -39,7 +39,6 @@ from loopinterp.edges.known_edges import recovery
 from loopinterp.edges.unrolled_graph import (
     INPUT,
     READOUT,
-    SLOTS,
     TIED,
     UNROLLED,
     Component,
@@ -227,7 +226,11 @@ def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterato
     readers = [_eap_name(reader, config, graph.n_loops) for reader in graph.readers]
     for s, r in graph.edges.nonzero().tolist():
         k, _ = graph.receivers[r]
-        slots = [f"<{slot}>" for slot in SLOTS] if graph.readers[k].head is not None else [""]
+        slots = (
+            [f"<{slot}>" for slot in graph.layout.slots]
+            if graph.readers[k].head is not None
+            else [""]
+        )
         yield [f"{senders[s]}->{readers[k]}{slot}" for slot in slots]
 
 

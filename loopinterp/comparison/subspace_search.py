@@ -64,8 +64,8 @@ WHOLE_STATE = "whole state"
 class SubspaceSearch(Result, kind="subspace-search"):
     """The result of :func:`search_subspaces`, scored on other inputs than it was fitted on.
 
-    Arrays of ``data``, over the ``effective`` pairs (interchanging the whole state changes an
-    answer at that delay):
+    Arrays of ``data``, over the ``changed`` pairs (interchanging the whole state changes an answer
+    at that delay):
 
     - ``carried``: share in which an interchange of the subspace gives the same whole answer;
     - ``complement``: share in which one of everything but the subspace does;
@@ -84,7 +84,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
     VARIABLES: ClassVar = {
         "carried": "subspace delay estimate",
         "complement": "subspace delay estimate",
-        "effective": "delay",
+        "changed": "delay",
         "iia": "subspace delay estimate",
         "carried_by_token": "subspace token estimate",
     }
@@ -112,12 +112,12 @@ class SubspaceSearch(Result, kind="subspace-search"):
         The worst has the lowest lower end; delays with fewer than 60 effective pairs are pooled
         with their neighbours.
         """
-        effective = self.data["effective"].values
+        changed = self.data["changed"].values
         # Share of effective pairs at each delay, [delay]; 0 where there are none.
         share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
-        groups = [slice(first, last + 1) for first, last in delay_groups(effective, least=60)]
-        n = np.array([effective[group].sum() for group in groups])
-        same = np.array([(share * effective)[group].sum() for group in groups])
+        groups = [slice(first, last + 1) for first, last in delay_groups(changed, least=60)]
+        n = np.array([changed[group].sum() for group in groups])
+        same = np.array([(share * changed)[group].sum() for group in groups])
         # [group, (value, low, high)]
         estimates = wilson_estimate(same, n, independent=self.scored_inputs).tolist()
         value, low, high = min(estimates, key=lambda estimate: estimate[1])
@@ -207,9 +207,7 @@ def search_subspaces(
         parts = [_counts(run, subspaces, chosen, names) for run in held_out]
         # Runs may be longer or shorter.
         counts = xr.concat(parts, "batch", join="outer", fill_value=0).sum("batch")
-        need_inputs(
-            bool(counts.effective.any()), "inputs on which an interchange changes an answer"
-        )
+        need_inputs(bool(counts.changed.any()), "inputs on which an interchange changes an answer")
         inputs = sum(len(run.pairs.inputs) for run in held_out)
         estimate = partial(wilson_estimate, independent=inputs)
         return SubspaceSearch.of(
@@ -219,9 +217,9 @@ def search_subspaces(
                 "delay": map(str, counts.delay.values),
                 "token": chosen.inputs,
             },
-            carried=estimate(counts.same, counts.effective),
-            complement=estimate(counts.rest, counts.effective),
-            effective=counts.effective,
+            carried=estimate(counts.same, counts.changed),
+            complement=estimate(counts.rest, counts.changed),
+            changed=counts.changed,
             iia=estimate(counts.right, counts.effective),
             carried_by_token=estimate(counts.same_of_token, counts.of_token),
             ranks=[*(subspace.rank for subspace in subspaces), width],
@@ -310,7 +308,7 @@ def _counts(
 ) -> xr.Dataset:
     """Pairs of one batch on which each subspace, and last the whole state, is right.
 
-    ``effective`` [delay]: the whole interchange changes an answer; of those, ``same`` and ``rest``
+    ``changed`` [delay]: the whole interchange changes an answer; of those, ``same`` and ``rest``
     [subspace, delay]: the subspace, or all but it, gives the answers of the whole;
     ``same_of_token`` of ``of_token`` at all delays. ``right`` of ``effective``: as the program.
     """
@@ -353,9 +351,9 @@ def _counts(
         row["same_of_token"] = ("token", of_token[always].sum(0).cpu().numpy())
         rows.append(xr.Dataset(row))
     counts = xr.concat(rows, "subspace").assign_coords(delay=range(moved.shape[1]))
-    effective, tokens = moved.sum(0), of_token[moved.any(-1)].sum(0)
+    changed, tokens = moved.sum(0), of_token[moved.any(-1)].sum(0)
     return counts.assign(
-        effective=("delay", effective.cpu().numpy()), of_token=("token", tokens.cpu().numpy())
+        changed=("delay", changed.cpu().numpy()), of_token=("token", tokens.cpu().numpy())
     )
 
 

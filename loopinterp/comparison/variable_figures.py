@@ -239,8 +239,8 @@ def _(result: SubspaceSearch) -> list[Figure]:
         first = max(last - 1, 0) if method == result.methods[0] else last
         if method not in READ:
             shown += [f"{method}, {rank}" for rank in ranks[first : last + 1]]
-    effective = result.data["effective"]
-    delays = effective["delay"].values[effective.values > 0][:16]
+    changed = result.data["changed"]
+    delays = changed["delay"].values[changed.values > 0][:16]
     at = result.data.sel(delay=delays, subspace=shown[:5])  # colours are five
     at = at.assign_coords(delay=[int(delay) for delay in delays])
     layout = {"y_title": "share carried", "y_range": (0, 1.03)}
@@ -256,9 +256,9 @@ def _(result: SubspaceSearch) -> list[Figure]:
             plot=line_panels(panels, x_title="loops after the interchange"),
             caption=(
                 "Share of held-out pairs in which an interchange of a subspace gives the same "
-                f"whole answer as one of the whole state, where that changes it "
-                f"({int(effective[0])} pairs at once, {int(effective[len(delays) - 1])} at the "
-                "last delay). Numbers are ranks, chosen on these pairs."
+                f"whole answer as one of the whole state, where that changes it ({int(changed[0])} "
+                f"pairs at once, {int(changed[len(delays) - 1])} at the last delay). Numbers are "
+                "ranks, chosen on these pairs."
             ),
             control=(
                 "Below: an interchange of all other directions. It changes nothing if the subspace "

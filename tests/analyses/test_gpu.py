@@ -225,8 +225,9 @@ def test_what_is_generated_is_scored_by_the_right_sums(monkeypatch: pytest.Monke
     task, model = config.make_task(), LoopedTransformer(config.model)
     assert isinstance(task, AbacusAddition)
 
-    def knowing(_: object, prompts: Tensor, *, lengths: Tensor, **options: object) -> Tensor:
+    def knowing(_: object, prompts: Tensor, *, attention_mask: Tensor, **options: object) -> Tensor:
         answer, _ = task.answers(prompts)
+        assert attention_mask.shape == prompts.shape
         assert (options["n_loops"], options["stop_token"]) == (16, task.end)
         assert options["max_new_tokens"] == 6 >= answer.shape[1]
         answer[0, 0] = (answer[0, 0] + 1) % 10

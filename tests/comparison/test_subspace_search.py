@@ -156,15 +156,12 @@ def test_one_direction_per_token_carries_what_no_single_one_does(monkeypatch, ba
     assert sum(calls) <= 128 * N * 12 and len(calls) == 4
 
 
-def carrying(effective: list[int], share: list[float]) -> Any:
+def carrying(changed: list[int], share: list[float]) -> Any:
     """A search for one direction that carries such shares of pairs at each delay."""
     carried = np.array(share)[None, :, None] * np.ones(3)
-    delays = [str(delay) for delay in range(len(effective))]
+    delays = [str(delay) for delay in range(len(changed))]
     data = xr.Dataset(
-        {
-            "effective": ("delay", effective),
-            "carried": (("subspace", "delay", "estimate"), carried),
-        },
+        {"changed": ("delay", changed), "carried": (("subspace", "delay", "estimate"), carried)},
         coords={"subspace": ["learned, 1"], "delay": delays, "estimate": list(ENDS)},
     )
     search: Any = SimpleNamespace(data=data, methods=["learned", WHOLE_STATE], ranks=[1, 8])
@@ -188,8 +185,8 @@ def test_many_pairs_of_few_inputs_say_as_much_as_the_inputs():
 
 def test_few_pairs_of_a_larger_share_may_say_less():
     search = carrying([1000, 60], [0.93, 0.95])
-    for at, (effective, share) in enumerate([(1000, 0.93), (60, 0.95)]):
-        _, low, _ = wilson_estimate(share * effective, effective)
+    for at, (changed, share) in enumerate([(1000, 0.93), (60, 0.95)]):
+        _, low, _ = wilson_estimate(share * changed, changed)
         assert (low < THRESHOLD) == bool(at)
     assert search.worst("learned, 1")[0] == pytest.approx(0.95)
     assert cast("Any", SubspaceSearch.smallest).fget(search) == {"learned": 0}
@@ -197,7 +194,7 @@ def test_few_pairs_of_a_larger_share_may_say_less():
 
 def test_it_is_scored_on_inputs_it_was_not_fitted_on(result):
     assert result.fitted_on > 0 < result.scored_on
-    assert int(result.data["effective"].sel(delay="0")) > 50
+    assert int(result.data["changed"].sel(delay="0")) > 50
 
 
 class Recording(SpreadPairs):

@@ -92,7 +92,11 @@ def test_patience_waits_for_a_cycle_that_is_being_followed() -> None:
 
 def test_saved_codes_keep_their_meaning() -> None:
     codes = {"RUNNING": 0, "CONVERGED": 1, "OUT_OF_BUDGET": 2, "DIVERGED": 3}
-    assert {s.name: int(s) for s in Status} == codes | {"STALLED": 4, "CYCLE": 5}
+    assert {s.name: int(s) for s in Status} == codes | {
+        "STALLED": 4,
+        "CYCLE": 5,
+        "CONVERGED_TO_ROUNDING": 6,
+    }
 
 
 def test_a_start_that_is_not_finite_or_empty_is_refused() -> None:
@@ -226,7 +230,7 @@ def test_low_precision_has_wide_cycles_only() -> None:
     narrow = find_fixed_point(
         lambda x: torch.where(x > 1, 1.0, 1.0078125).to(x), torch.ones(1, 1).bfloat16()
     )
-    assert narrow.statuses == [Status.STALLED]
+    assert narrow.statuses == [Status.CONVERGED_TO_ROUNDING]
 
 
 def test_the_watch_keeps_one_state_however_long_it_looks() -> None:
