@@ -81,12 +81,12 @@ class AdaptedModelConfig(Settings):
         super().__post_init__()
         code, fix = _CODE[self.architecture], "Add it."
         if not isinstance(self.sizes.get("vocab_size"), int):
-            given = repr(self.sizes.get("vocab_size"))
-            raise ConfigError("sizes.vocab_size", expected="an integer", given=given, fix=fix)
+            got = repr(self.sizes.get("vocab_size"))
+            raise ConfigError("sizes.vocab_size", expected="an integer", given=got, fix=fix)
         if self.n_outputs is not None and not code.head:
             expected, fix = f"none with {self.architecture}", "Leave it out."
-            given = str(self.n_outputs)
-            raise ConfigError("n_outputs", expected=expected, given=given, fix=fix)
+            got = str(self.n_outputs)
+            raise ConfigError("n_outputs", expected=expected, given=got, fix=fix)
 
     @property
     def d_vocab(self) -> int:
@@ -211,9 +211,9 @@ def read_adapted(folder: Path, *, device: torch.device | str = "cpu") -> Publish
         fix = "The files do not belong together: restore them, or save the model again."
         raise CheckpointError(f"model {folder}", expected=expected, given="another", fix=fix)
     model = AdaptedModelConfig.from_dict(values).build()
-    own = every_tensor(model)
-    check_tensors(weights, own, f"weights {path}", fix="Save the model again.")
+    tensors = every_tensor(model)
+    check_tensors(weights, tensors, f"weights {path}", fix="Save the model again.")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(weights[name])
     return model.to(device)

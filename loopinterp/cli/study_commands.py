@@ -294,11 +294,11 @@ def zoo(
         print_document({"run": str(out), **facts}, copied, as_json)
         return
     # Accuracies are printed as tables.
-    in_tables, of_given = ("exact_match", "lowest", "baselines"), ("origin", "licence", "command")
+    in_tables, if_known = ("exact_match", "lowest", "baselines"), ("origin", "licence", "command")
     about = {
         key: value
         for key, value in facts.items()
-        if key not in in_tables and not (key in of_given and value is None)
+        if key not in in_tables and not (key in if_known and value is None)
     }
     text = (
         f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"

@@ -135,8 +135,8 @@ def _need_parts(place: str, sites: Sites) -> None:
         raise _unplaced(f"{place} with a gate that is not of each head")
 
 
-def _unplaced(given: str) -> InputError:
+def _unplaced(got: str) -> InputError:
     """The error where a model cannot be read as nodes and edges."""
     expected = "one whose layers write to the stream by separate heads and MLPs"
     fix = "Patch whole activations (patching_sweep), or write an adapter with these hooks."
-    return InputError("model", expected=expected, given=given, fix=fix)
+    return InputError("model", expected=expected, given=got, fix=fix)

@@ -153,8 +153,8 @@ class _Run:
 
     def enter(self, x: Tensor) -> Float[Tensor, "row_batch pos d_model"]:
         """The streams at their start: the embedding."""
-        given = self._given
-        return self._write(x if given is None else given[..., : x.shape[-1]])
+        value = self._given
+        return self._write(x if value is None else value[..., : x.shape[-1]])
 
     def alive(self, h: Tensor) -> Float[Tensor, "row_batch pos d_state"]:
         """The rows that are read after what has been written."""
@@ -250,18 +250,18 @@ def graph_of_model(
         except (KeyError, ValueError, StopIteration, RuntimeError) as error:
             raise _unread("taps that a layer does not pass in this order") from error
         for name, (streams, inputs) in zip(("without", "with all"), pairs):
-            own = model(inputs[:1], n_loops=n_loops)
+            plain = model(inputs[:1], n_loops=n_loops)
             # Far above rounding, far below what a part of the stream that is not read makes.
-            limit = torch.finfo(own.dtype).eps ** 0.5 * own.abs().max()
-            if bool(((streams - own).abs() > limit).any()):
+            limit = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
+            if bool(((streams - plain).abs() > limit).any()):
                 raise _unread(f"other logits {name} edges replaced")
         if stream_norms == "nodes":
             graph.restrict(runs[0].direct())
     return graph
 
 
-def _unread(given: str) -> InputError:
+def _unread(got: str) -> InputError:
     """The error where a model's streams are not what its taps say."""
     expected = "one whose layers read the stream at hook_attn_in and hook_mlp_in alone"
     fix = "Pass these taps in the adapter's layer, or patch activations (patching_sweep)."
-    return InputError("model", expected=expected, given=given, fix=fix)
+    return InputError("model", expected=expected, given=got, fix=fix)

@@ -235,7 +235,7 @@ def steering_sweep(
     """
     need_hooks(model)
     direction = _check_direction(_as_direction(direction))
-    inputs, asked, n_loops = _examples(model, data, n_loops, n, batch_size, seed)
+    inputs, scored, n_loops = _examples(model, data, n_loops, n, batch_size, seed)
     place = hook_place(model, component, n_loops)
     if place is not None:
         component, layer, loops = place.component, place.layer, [place.loop or 0]
@@ -250,7 +250,7 @@ def steering_sweep(
     about = {"study": "steering", "component": target.name, "mode": mode, "n_loops": n_loops}
     with study(seed, **about, model=describe_model(model), n_examples=len(inputs)) as watch:
         states = model(inputs, n_loops=n_loops, return_type="states")  # [loop, batch, pos, d]
-        runs = _Runs(model, inputs, states, asked, metric, names)
+        runs = _Runs(model, inputs, states, scored, metric, names)
         clean = runs.measure()
         drawn = torch.randn(n_draws, len(direction), generator=generator, dtype=torch.float32)
         drawn = drawn.to(direction)
@@ -289,12 +289,12 @@ class _Runs:
         model: Any,
         inputs: Tensor,
         states: Float[Tensor, "loop batch pos d_model"],
-        asked: Bool[Tensor, "batch pos"],
+        scored: Bool[Tensor, "batch pos"],
         metric: Metric | None,
         names: list[str],
     ) -> None:
         self._model, self._inputs, self._states, self._names = model, inputs, states, names
-        self._asked, self._metric = asked, metric
+        self._scored, self._metric = scored, metric
         self._clean = model.readout(states[-1]).argmax(-1)  # [batch, pos]
 
     @property
@@ -315,10 +315,10 @@ class _Runs:
                 state=self._states[loop],
                 fwd_hooks=[(self._names[loop], hook)],
             )
-        changed = ((logits.argmax(-1) != self._clean) & self._asked).any(1)
+        changed = ((logits.argmax(-1) != self._clean) & self._scored).any(1)
         if self._metric is None:
             p = logits.double().softmax(-1).gather(-1, self._clean[..., None])[..., 0]
-            metric = (p * self._asked).sum(1) / self._asked.sum(1)
+            metric = (p * self._scored).sum(1) / self._scored.sum(1)
         else:
             metric = torch.as_tensor(self._metric(logits)).double().expand(len(logits))
         return torch.stack([changed.double(), metric]).cpu().numpy()
@@ -340,12 +340,12 @@ def _examples(
         )
         expected = "examples with one required number of loops"
         raise InputError("data", expected=expected, given=got, fix=fix)
-    asked = batch.targets != IGNORE
-    if not asked.any(1).all():
+    scored = batch.targets != IGNORE
+    if not scored.any(1).all():
         fix = "Pass the inputs alone to count all positions."
         expected = "an asked position in each example"
         raise InputError("data", expected=expected, given="examples without any", fix=fix)
-    return batch.inputs, asked, ends[0] if n_loops is None else n_loops
+    return batch.inputs, scored, ends[0] if n_loops is None else n_loops
 
 
 def _names(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:

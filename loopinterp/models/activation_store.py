@@ -141,13 +141,13 @@ def _positions_of(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor
     """The positions that are kept of a prompt of ``n``."""
     places = torch.arange(n)
     try:
-        kept = places if positions is None else places[positions]
+        chosen = places if positions is None else places[positions]
     except (IndexError, ValueError):
-        kept = places[:0]
-    if not kept.numel():
+        chosen = places[:0]
+    if not chosen.numel():
         expected, fix = f"some of {n} positions", "Name positions that every prompt has."
         raise InputError("positions", expected=expected, given=str(positions), fix=fix)
-    return kept
+    return chosen
 
 
 def _shards(n_rows: Sequence[int], most: int) -> list[list[int]]:
@@ -180,8 +180,8 @@ def _begin(folder: Path, about: dict[str, Any], n_loops: int, nbytes: int) -> No
     if nbytes > (free := shutil.disk_usage(folder).free):
         expected = f"at most the {free / 1e6:.0f} MB that are free"
         fix = "Pass fewer sites, loops=, positions= or dtype=."
-        given = f"{nbytes / 1e6:.0f} MB"
-        raise InputError("activations", expected=expected, given=given, fix=fix)
+        got = f"{nbytes / 1e6:.0f} MB"
+        raise InputError("activations", expected=expected, given=got, fix=fix)
     write_json(index, {**about, "digest": config_hash(about)})
 
 
@@ -203,7 +203,7 @@ def _run(
     lengths_here = sorted({int(lengths[p]) for p in prompts})
     for n in lengths_here:
         alike = torch.tensor([p for p in prompts if int(lengths[p]) == n])
-        kept = _positions_of(n, positions)
+        places = _positions_of(n, positions)
         for some in alike.split(batch_size):
             inputs = tokens[some.to(tokens.device), :n]
             # No readout where nothing of it is stored.
@@ -211,19 +211,19 @@ def _run(
                 inputs,
                 n_loops=n_loops,
                 names_filter=names,
-                pos_slice=None if positions is None else kept.tolist(),
+                pos_slice=None if positions is None else places.tolist(),
                 device="cpu",
                 dtype=dtype,
                 return_type="logits" if reads else "state",
             )
             about = {
-                "prompt": some[:, None].expand(-1, len(kept)),
-                "pos": kept.expand(len(some), -1),
-                "token": inputs.cpu().long()[:, kept],
+                "prompt": some[:, None].expand(-1, len(places)),
+                "pos": places.expand(len(some), -1),
+                "token": inputs.cpu().long()[:, places],
             }
             # [prompt, pos, …] -> [row, …]
-            whole = {**about, **{name: cached[name] for name in names}}
-            parts.append({name: x.flatten(0, 1) for name, x in whole.items()})
+            part = {**about, **{name: cached[name] for name in names}}
+            parts.append({name: x.flatten(0, 1) for name, x in part.items()})
     arrays = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     if len(lengths_here) == 1:
         return arrays
@@ -271,8 +271,8 @@ class ActivationStore:
             raise CheckpointError(what, expected="an index", given="another", fix=fix) from error
         if missing := [file.name for file in self._files if not file.exists()]:
             expected, fix = f"{len(self._files)} shards", "Repeat the call that was killed."
-            given = f"{len(self._files) - len(missing)} ({missing[0]} is missing)"
-            raise CheckpointError(what, expected=expected, given=given, fix=fix)
+            got = f"{len(self._files) - len(missing)} ({missing[0]} is missing)"
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -255,9 +255,9 @@ def _open(
 def _own_loops(model: Any) -> int:
     if isinstance(model, HookedRun) and model.loop_rule is None:
         return model.n_loops
-    given = "a rule by the length of the input" if isinstance(model, HookedRun) else "none"
+    got = "a rule by the length of the input" if isinstance(model, HookedRun) else "none"
     fix = "Pass n_loops=, loops for each token."
-    raise InputError("n_loops", expected="a number of loops", given=given, fix=fix)
+    raise InputError("n_loops", expected="a number of loops", given=got, fix=fix)
 
 
 def padded_prompts(
@@ -282,11 +282,11 @@ def padded_prompts(
         raise InputError("attention_mask", expected=expected, given=spell(mask), fix=fix)
     lengths, first = (mask != 0).sum(1), (mask != 0).long().argmax(1)
     ends = (first + lengths)[:, None]
-    whole = ((places >= first[:, None]) & (places < ends)) == (mask != 0)
-    if not bool(whole.all()) or not bool(lengths.all()):
-        row = int((~whole.all(1) | (lengths == 0)).nonzero()[0])
+    fits = ((places >= first[:, None]) & (places < ends)) == (mask != 0)
+    if not bool(fits.all()) or not bool(lengths.all()):
+        row = int((~fits.all(1) | (lengths == 0)).nonzero()[0])
         expected, fix = "ones of a whole prompt, in each row", "Pad on the left or the right only."
-        given = f"row {row}: {mask[row].long().tolist()}"
-        raise InputError("attention_mask", expected=expected, given=given, fix=fix)
+        got = f"row {row}: {mask[row].long().tolist()}"
+        raise InputError("attention_mask", expected=expected, given=got, fix=fix)
     # Each prompt moved to the left end of its row; what is behind it is not read.
     return prompts.gather(1, (places + first[:, None]).clamp(max=n_pos - 1)), lengths
