@@ -160,14 +160,14 @@ def _explain(error: ValidationError, cls: type) -> InputError:
     """The first fault as this project's error, unknown names first."""
     fault = min(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN)
     names = [part for part in fault["loc"] if isinstance(part, str)]
-    path, value = ".".join(names), fault["input"]
+    path, value = _dotted(names), fault["input"]
     raised = fault.get("ctx", {}).get("error")
     if isinstance(raised, InputError):  # by a check of ours, which knows the setting's own name
         what = f"{path}.{raised.what}" if path else raised.what
         return type(raised)(what, expected=raised.expected, given=raised.given, fix=raised.fix)
     if fault["type"] in _UNKNOWN:
-        owner = ".".join(names[:-1]) or cls.__name__
-        known = _schema(cls, names[:-1])["properties"]
+        owner = _dotted(names[:-1]) or cls.__name__
+        known = _schema(cls, names[:-1]).get("properties", {})
         return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
     schema = _schema(cls, names)
     if fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
@@ -187,15 +187,33 @@ def schema_error(
     return error(name, expected=spell_schema(schema), given=got, fix=f"Change {name}.")
 
 
+def option(number: int) -> str:
+    """The tag of an option of a setting that is one of several kinds of settings."""
+    return f"({number})"
+
+
+def _dotted(names: Sequence[str]) -> str:
+    return ".".join(name for name in names if not name.startswith("("))
+
+
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     root = _adapter(cls).json_schema()
+
+    def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+        ref = schema.get("$ref")
+        return schema if ref is None else root["$defs"][ref.rpartition("/")[2]]
+
     schema = root
     for name in path:
+        options = [resolved(each) for each in schema.get("oneOf", [schema])]
+        if name.startswith("("):
+            schema = options[int(name[1:-1])]
+            continue
+        # Without a tag, the first option that has the setting.
+        schema = next((x for x in options if name in x.get("properties", {})), options[0])
         of_any = schema.get("additionalProperties")  # of a mapping, whatever the name
         unnamed = of_any if isinstance(of_any, dict) else {}
-        schema = schema.get("properties", {}).get(name, unnamed)
-        if "$ref" in schema:
-            schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+        schema = resolved(schema.get("properties", {}).get(name, unnamed))
     return schema
 
 

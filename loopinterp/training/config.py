@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+)
 
 from loopinterp.adapters.architectures import AdaptedModelConfig
 from loopinterp.core.errors import MOST_THREADS, ConfigError, InputError, check_choice
-from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
+from loopinterp.core.settings import OnlyWith, Seed, Settings, option, settings
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import need_causal
 from loopinterp.tasks.sampling import check_size
@@ -46,6 +54,21 @@ class WithConflicts(Settings):
         yield from ()
 
 
+def _kind_of_model(value: Any) -> str:
+    adapted = isinstance(value, AdaptedModelConfig) or (
+        isinstance(value, Mapping) and "architecture" in value
+    )
+    return option(1 if adapted else 0)
+
+
+AnyModelConfig = Annotated[
+    Annotated[LoopedTransformerConfig, Tag(option(0))]
+    | Annotated[AdaptedModelConfig, Tag(option(1))],
+    Discriminator(_kind_of_model),
+]
+"""A model's configuration; that of an adapted model has an ``architecture``."""
+
+
 @settings
 class _ModelAndTask(WithConflicts):
     """A model's architecture and task.
@@ -57,7 +80,7 @@ class _ModelAndTask(WithConflicts):
     """
 
     task: str
-    model: LoopedTransformerConfig | AdaptedModelConfig
+    model: AnyModelConfig
     task_settings: dict[str, Any] = field(default_factory=dict)
     distribution: str | None = None
     data_sha256: dict[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from loopinterp.core.errors import CheckpointError, ConfigError
 from loopinterp.models import describe_model
 from loopinterp.models.checkpoints import write_model
 from loopinterp.tasks import PHop
-from loopinterp.training import Run
+from loopinterp.training import GivenModelConfig, Run
 from tests.adapters.published import albert, hrm, huginn, ouro, trm
 from tests.refusals import naming
 
@@ -128,3 +128,31 @@ def test_files_of_two_models_do_not_fit(tmp_path: Path) -> None:
             (mixed / each).write_bytes(source.read_bytes())
         with pytest.raises(CheckpointError):
             read_adapted(mixed)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what"),
+    [
+        (("architecture",), "ourro", "model.architecture"),
+        (("sizes", "vocab_size"), "many", "model.sizes.vocab_size"),
+        (("n_outputs",), 0, "model.n_outputs"),
+        (("sizez",), {}, "setting of model"),
+    ],
+)
+def test_a_damaged_configuration_of_a_run_is_refused_by_the_name_of_its_setting(
+    path: tuple[str, ...], value: object, what: str
+) -> None:
+    """Also of a looped transformer: which of the two it is, its architecture says."""
+    task = PHop()
+    sizes = {"vocab_size": task.d_vocab}
+    model = AdaptedModelConfig(architecture="ouro", sizes=sizes, n_outputs=task.d_vocab_out)
+    config = GivenModelConfig(task="p_hop", model=model, max_n=8, origin="given")
+    assert GivenModelConfig.from_dict(config.to_dict()) == config
+    document = config.to_dict()
+    settings = document["model"]
+    for name in path[:-1]:
+        settings = settings[name]
+    settings[path[-1]] = value
+    with pytest.raises(ConfigError) as caught:
+        GivenModelConfig.from_dict(document)
+    assert caught.value.what == what
