@@ -68,6 +68,19 @@ def rounding_note(result: Any) -> Finding | None:
     return Finding(text, value=f"{name}: resolved to {share}")
 
 
+def float32_note(result: Any, decided: str | None, compared: str) -> list[Finding]:
+    """How a half-precision run compares with float32; None: what rounding decides, if anything.
+
+    ``decided`` is what rounding decides, formatted; ``compared`` ends the sentence.
+    """
+    if decided is None:
+        note = rounding_note(result)
+        return [] if note is None else [note]
+    name = result.provenance.config["state_dtype"]
+    text = f"The run is in {name}. In float32 the same weights {compared}"
+    return [Finding(text, value=f"{name}: {decided} decided by rounding")]
+
+
 def value_of(estimate: xr.DataArray) -> xr.DataArray:
     return estimate.sel({ESTIMATE: "value"}, drop=True)
 

@@ -11,7 +11,7 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of, ti
 from loopinterp.core.text import percent
 from loopinterp.dynamics import geometry_figures, limit_figures  # noqa: F401  (registered)
 from loopinterp.dynamics.convergence_figures import (
-    rounding_note,
+    float32_note,
     value_of,
     with_exact,
     with_rounding,
@@ -50,29 +50,27 @@ def _(result: ExtrapolationResult) -> list[Finding]:
         text += f" {between} are right at both and wrong in between."
     good = last >= max(first, 0.99) and not between
     value = f"{percent(last)} after {result.n_loops} loops"
-    note = _answers_in_float32(result)
     good = None if result.decided_by_rounding() else good
     return [
         Finding(text, section="convergence", value=value, good=good),
-        *([] if note is None else [replace(note, section="convergence")]),
+        *(replace(note, section="convergence") for note in _answers_in_float32(result)),
     ]
 
 
-def _answers_in_float32(result: ExtrapolationResult) -> Finding | None:
+def _answers_in_float32(result: ExtrapolationResult) -> list[Finding]:
     """What rounding decides of the answers of a run in half precision."""
     if "float32_exact" not in result.data:
-        return rounding_note(result)
-    name, n_decided = result.provenance.config["state_dtype"], result.decided_by_rounding()
-    last = percent(result.data["float32_exact"].isel(loop=-1).mean())
-    text = f"The run is in {name}. In float32 the same weights get "
-    if not n_decided:
-        text += f"the same examples right, at {result.answered_after} and at the end."
-    else:
-        text += (
-            f"{last} of the answers right at the end. Rounding decides for {n_decided} examples: "
-            f"they are right in one precision only, at {result.answered_after} or at the end."
+        return float32_note(result, None, "")
+    n_decided = result.decided_by_rounding()
+    compared = f"get the same examples right, at {result.answered_after} and at the end."
+    if n_decided:
+        last = percent(result.data["float32_exact"].isel(loop=-1).mean())
+        compared = (
+            f"get {last} of the answers right at the end. Rounding decides for {n_decided} "
+            f"examples: they are right in one precision only, at {result.answered_after} or at the "
+            "end."
         )
-    return Finding(text, value=f"{name}: {n_decided} decided by rounding")
+    return float32_note(result, str(n_decided), compared)
 
 
 @figures_of.register

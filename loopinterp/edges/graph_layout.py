@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from loopinterp.core.errors import InputError
-from loopinterp.models.addresses import SiteMap, Sites
+from loopinterp.models.addresses import Sections, SiteMap, Sites
 
 if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
@@ -34,7 +34,7 @@ _NORMED = ".hook_normalized"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphLayout:
+class GraphLayout(Sections):
     """The parts of each layer in the order of writing, and the sizes of a graph.
 
     ``n_neurons`` is None where MLPs cannot be taken apart.
@@ -48,18 +48,6 @@ class GraphLayout:
     slots: tuple[str, ...] = SLOTS[:3]
     n_neurons: int | None = None
     n_ctx: int | None = None
-
-    @property
-    def n_prelude(self) -> int:
-        return len(self.prelude)
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.block)
-
-    @property
-    def n_coda(self) -> int:
-        return len(self.coda)
 
 
 def layout_of(

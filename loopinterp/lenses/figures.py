@@ -8,7 +8,7 @@ import xarray as xr
 from loopinterp.core.intervals import ESTIMATE, mean_estimate, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
-from loopinterp.dynamics.convergence_figures import rounding_note
+from loopinterp.dynamics.convergence_figures import float32_note
 from loopinterp.figures import (
     LinePanel,
     Reference,
@@ -207,19 +207,13 @@ def _(result: ExitResult) -> list[Finding]:
 def _rounding(result: ExitResult) -> list[Finding]:
     """What rounding decides of the readings of a run in half precision."""
     n_decided = result.decided_by_rounding()
-    if n_decided is None:
-        note = rounding_note(result)
-        return [] if note is None else [note]
-    name = result.provenance.config["state_dtype"]
-    text = f"The run is in {name}. In float32 the same weights "
+    compared = f"are right in the same {result.per}s at the same loops."
     if n_decided:
-        text += (
+        compared = (
             f"read {n_decided} of {result.data.sizes['batch']} {result.per}s right at other loops. "
             "There rounding decides."
         )
-    else:
-        text += f"are right in the same {result.per}s at the same loops."
-    return [Finding(text, value=f"{name}: {n_decided} decided by rounding")]
+    return float32_note(result, None if n_decided is None else str(n_decided), compared)
 
 
 def _rules(result: ExitResult, at: int) -> Finding:

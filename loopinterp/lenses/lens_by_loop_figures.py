@@ -9,7 +9,7 @@ import xarray as xr
 
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
-from loopinterp.dynamics.convergence_figures import rounding_note
+from loopinterp.dynamics.convergence_figures import float32_note
 from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, line_panels
 from loopinterp.lenses.figures import over_examples
 from loopinterp.lenses.fitted_lens import STATE
@@ -65,16 +65,11 @@ def _(result: LensResult) -> list[Finding]:
 def _rounding(result: LensResult) -> list[Finding]:
     """What rounding decides of the readings of a run in half precision."""
     share = result.decided_by_rounding()
-    if share is None:
-        note = rounding_note(result)
-        return [] if note is None else [note]
-    name = result.provenance.config["state_dtype"]
-    text = f"The run is in {name}. In float32 the same weights "
+    shown = None if share is None else percent(share)
+    compared = "have the same readings."
     if share:
-        text += f"have another reading in {percent(share)} of cases. There rounding decides."
-    else:
-        text += "have the same readings."
-    return [Finding(text, value=f"{name}: {percent(share)} decided by rounding")]
+        compared = f"have another reading in {shown} of cases. There rounding decides."
+    return float32_note(result, shown, compared)
 
 
 def _distance(result: LensResult) -> list[Finding]:

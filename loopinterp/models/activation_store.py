@@ -32,6 +32,7 @@ from loopinterp.core.storage import (
     write_json,
     write_large_tensors,
 )
+from loopinterp.models.addresses import nbytes
 from loopinterp.models.generation import padded_prompts
 from loopinterp.models.protocol import describe_model, device_of
 from loopinterp.models.run import HookedRun
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 _INDEX = "index.json"
 _ABOUT_ROWS = ("prompt", "pos", "token")
-_DTYPES = {"BF16": ("<u2", torch.bfloat16), "F16": ("<f2", None), "F32": ("<f4", None)}
-_DTYPES |= {"F64": ("<f8", None), "I64": ("<i8", None)}
+_DTYPES = {"BF16": "<i2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8"}
+"""NumPy's types by those of safetensors; bfloat16, which it has not, as integers."""
 
 
 @torch.no_grad()
@@ -108,7 +109,7 @@ def store_activations(
         raise InputError("dtype", expected=expected, given=str(kept_as), fix=fix)
     chosen = [positions] if isinstance(positions, int) else positions
     n_rows = [len(_positions_of(n, chosen)) for n in lengths.tolist()]
-    row_bytes = 24 + sum(kept_as.itemsize * _width(site) for site in sites)
+    row_bytes = 8 * len(_ABOUT_ROWS) + nbytes(sites, 1, 1, None, kept_as.itemsize)
     shards = _shards(n_rows, max(1, shard_bytes // row_bytes))
     about = {
         "model": describe_model(model),
@@ -120,10 +121,10 @@ def store_activations(
         "shards": shards,
     }
     folder = Path(folder)
-    _begin(folder, about, n_loops, row_bytes * sum(n_rows))
+    size = row_bytes * sum(n_rows)
+    _begin(folder, about, size)
     todo = [k for k in range(len(shards)) if not (folder / _file(k)).exists()]
-    size = f"{row_bytes * sum(n_rows) / 1e6:.0f} MB"
-    for k in track(todo, f"activations ({size})"):
+    for k in track(todo, f"activations ({size / 1e6:.0f} MB)"):
         first, last, _ = shards[k]
         rows = range(first, last)
         write_large_tensors(
@@ -131,10 +132,6 @@ def store_activations(
             _run(model, tokens, lengths, rows, sites, chosen, kept_as, n_loops, batch_size),
         )
     return ActivationStore(folder)
-
-
-def _width(site: Address) -> int:
-    return int(np.prod([x for x in site.axes if isinstance(x, int)]))
 
 
 def _positions_of(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor, " kept"]:
@@ -168,7 +165,7 @@ def _without_padding(tokens: Tensor, lengths: Tensor) -> Tensor:
     return tokens[torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]]
 
 
-def _begin(folder: Path, about: dict[str, Any], n_loops: int, nbytes: int) -> None:
+def _begin(folder: Path, about: dict[str, Any], size: int) -> None:
     """Write the index, or check that the folder's is of the same activations."""
     index = folder / _INDEX
     if index.exists():
@@ -177,10 +174,10 @@ def _begin(folder: Path, about: dict[str, Any], n_loops: int, nbytes: int) -> No
             raise InputError(f"folder {folder}", expected=expected, given=got, fix="Pass another.")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    if nbytes > (free := shutil.disk_usage(folder).free):
+    if size > (free := shutil.disk_usage(folder).free):
         expected = f"at most the {free / 1e6:.0f} MB that are free"
         fix = "Pass fewer sites, loops=, positions= or dtype=."
-        got = f"{nbytes / 1e6:.0f} MB"
+        got = f"{size / 1e6:.0f} MB"
         raise InputError("activations", expected=expected, given=got, fix=fix)
     write_json(index, {**about, "digest": config_hash(about)})
 
@@ -370,9 +367,8 @@ def _mapped(file: Path) -> dict[str, Tensor]:
     for name, x in header.items():
         if name != "__metadata__":
             start, end = x["data_offsets"]
-            kind, stored_as = _DTYPES[x["dtype"]]
-            array = torch.from_numpy(data[start:end].view(kind.replace("u2", "i2")))
-            array = array if stored_as is None else array.view(stored_as)
+            array = torch.from_numpy(data[start:end].view(_DTYPES[x["dtype"]]))
+            array = array.view(torch.bfloat16) if x["dtype"] == "BF16" else array
             tensors[name] = array.reshape(x["shape"])
     return tensors
 

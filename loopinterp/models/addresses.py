@@ -35,8 +35,28 @@ Key = tuple[str, int | None, int | None, str]
 """A :data:`LayerKey` and a component; independent of the number of loops."""
 
 
+class Sections:
+    """The layers of a model: before its loop, in it, and after it."""
+
+    prelude: tuple[Any, ...]
+    block: tuple[Any, ...]
+    coda: tuple[Any, ...]
+
+    @property
+    def n_prelude(self) -> int:
+        return len(self.prelude)
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.block)
+
+    @property
+    def n_coda(self) -> int:
+        return len(self.coda)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SiteMap:
+class SiteMap(Sections):
     """The sites of a run, and the axes of each kind of activation."""
 
     d_model: int
@@ -57,18 +77,6 @@ class SiteMap:
     layer_names: tuple[str, ...] = ()  # of the block, in loops inside a loop: inner.0.blocks.1
     state_parts: Mapping[str, slice] = field(default_factory=dict)  # features of each part
     more_axes: Mapping[str, Axes] = field(default_factory=dict)  # of further kinds
-
-    @property
-    def n_prelude(self) -> int:
-        return len(self.prelude)
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.block)
-
-    @property
-    def n_coda(self) -> int:
-        return len(self.coda)
 
     def layers_total(self, n_loops: int) -> int:
         """Layers of a run, as TransformerLens counts them."""

@@ -308,7 +308,8 @@ def run_frozen(
 
 
 def first_ready(
-    scores: Float[Tensor, loop * batch], tolerance: float | None
+    scores: Float[Tensor, "loop *batch"],  # noqa: UP037
+    tolerance: float | None,
 ) -> Int[Tensor, " *batch"]:
     """The first loop at or below the tolerance, else the last; without one, that of least score."""
     scores = torch.where(scores.isnan(), math.inf, scores)
