@@ -31,7 +31,8 @@ def weighted_exits(
     seed: int,
 ) -> dict[str, Tensor]:
     """Weighted exits of the asked tokens, with their own distribution over exits and others'."""
-    size = 4 * (1 + N_DEALS) * bind(model, inputs[:1]).readout(bind(model, inputs[:1]).h0).numel()
+    one = bind(model, inputs[:1])
+    size = 4 * (1 + N_DEALS) * one.readout(one.h0).numel()
     rows_of = list(chunks(len(inputs), size))
     exits = torch.cat([_exits(model, inputs[r], gate, n_loops)[:, mask[r]] for r in rows_of], 1)
     generator = torch.Generator().manual_seed(seed)
