@@ -136,7 +136,7 @@ def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
     if "." not in name or model.addresses().has(name):
         return None
     book = model.addresses(n_loops)
-    place = book.addresses[book.resolve(name)]
+    place = book.addresses[book.resolve_name(name)]
     if place.section != "block":
         expected, fix = "a hook inside the loop", f"Pass the component, {place.component!r}."
         raise InputError("component", expected=expected, given=repr(name), fix=fix)

@@ -111,7 +111,7 @@ def first_difference(
     """
     need_model(original)
     book = converted.addresses(n_loops)
-    expected = {book.resolve(name): x for name, x in (activations or {}).items()}
+    expected = {book.resolve_name(name): x for name, x in (activations or {}).items()}
     if outside := [name for name in expected if book.addresses[name].loop is None]:
         fix = "Leave it out: embedding, prelude and readout are compared anyway."
         expected_sites = "activations inside a loop"
