@@ -99,6 +99,12 @@ class SparseAutoencoder(nn.Module):
         [3.0, 0.0]
     """
 
+    b_enc: nn.Parameter
+    threshold: nn.Parameter
+    b_gate: nn.Parameter
+    b_mag: nn.Parameter
+    r_mag: nn.Parameter
+
     @checked
     def __init__(
         self,
@@ -146,7 +152,8 @@ class SparseAutoencoder(nn.Module):
         if config.activation == "gated":
             size = (z @ (self.W_enc * self.r_mag.exp()) + self.b_mag).relu()
             return size * (z @ self.W_enc + self.b_gate > 0)
-        pre = self._before_activation(z)
+        pre = z @ self.W_enc + self.b_enc
+        pre = pre * self.W_dec.norm(dim=-1) if config.scale_by_norm else pre
         if config.activation == "topk":
             assert config.k is not None
             values, places = pre.topk(config.k, dim=-1, sorted=False)
@@ -182,6 +189,9 @@ class SparseAutoencoder(nn.Module):
         write_tensors(path, tensors, {HEADER: json.dumps(header, default=json_default)})
         return Path(path)
 
+    def extra_repr(self) -> str:
+        return repr(self.config)
+
     def _centred(self, x: Tensor) -> Tensor:
         """What the encoder reads: normalised, less the bias of the decoder."""
         x = x.to(self.W_enc.dtype)
@@ -197,7 +207,3 @@ class SparseAutoencoder(nn.Module):
         if self.config.normalise == "constant_norm_rescale":
             return 0.0, x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
         return x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
-
-    def _before_activation(self, z: Tensor) -> Float[Tensor, "*batch feature"]:
-        pre = z @ self.W_enc + self.b_enc
-        return pre * self.W_dec.norm(dim=-1) if self.config.scale_by_norm else pre

@@ -75,7 +75,9 @@ def _built(
     except (ConfigError, RuntimeError) as error:
         expected, got = "weights and settings that fit", str(error).replace("\n", " ")
         fix = "Save the autoencoder again."
-        raise CheckpointError(f"autoencoder {path}", expected=expected, given=got, fix=fix) from None
+        raise CheckpointError(
+            f"autoencoder {path}", expected=expected, given=got, fix=fix
+        ) from None
     return autoencoder.requires_grad_(True)
 
 

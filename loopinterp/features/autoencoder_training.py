@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-_AUXILIARY = 1 / 32  # weight of the loss that revives dead features
 _ROWS_OF_MEAN = 2**16
 
 
@@ -38,10 +37,11 @@ def train_autoencoder(
 ) -> SparseAutoencoder:
     r"""Train a top-k autoencoder on rows of activations.
 
-    Adam minimises :math:`\|x - \hat x\|^2 + \tfrac{1}{32} \|x - \hat x - \hat e\|^2`, where
-    :math:`\hat e` is what the features that were silent for ``dead_after`` steps make of the error.
-    Decoder directions keep the norm 1. The learning rate falls to 0 in the last fifth of the steps.
-    Maintained trainers take no plain tensors on a CPU, or need other versions of TransformerLens;
+    Adam minimises :math:`\|x - \hat x\|^2`; decoder directions keep the norm 1. In the first three
+    quarters, features that were silent for ``dead_after`` steps start again in the direction of a
+    large error. The learning rate falls to 0 in the last fifth.
+
+    This is a small loop of its own, because SAELens needs a TransformerLens before version 4.
     :func:`load_autoencoder` reads what SAELens trained.
 
     Args:
@@ -51,13 +51,15 @@ def train_autoencoder(
         n_features: Number of features.
         k: Features that are active at once.
         batch_size: Rows of a step, drawn at random.
+        dead_after: Steps after which silent features start again.
         learning_rate: For activations scaled to a mean square of 1.
         about: Where the activations are from; saved with the autoencoder.
 
     Raises:
         InputError: If activations are no floats, too few, or all equal.
 
-    Source: Gao et al., arXiv 2406.04093, sections 2.3 and A.2.
+    Source: top-k, arXiv 2406.04093, section 2.3; silent features that start again, Bricken et al.
+    (2023), Towards Monosemanticity, "Neuron resampling".
 
     Example:
         >>> signs = torch.eye(4)[torch.arange(256) % 4]  # four features, one active at a time
@@ -82,38 +84,46 @@ def train_autoencoder(
     decay = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, 5 * (steps - step) / steps)
     )
-    silent = torch.zeros(n_features, dtype=torch.long, device=rows.device)  # steps
-    for _ in track(range(steps), "autoencoder"):
+    silent = torch.ones(n_features, dtype=torch.bool, device=rows.device)
+    for step in track(range(steps), "autoencoder"):
         drawn = torch.randint(len(rows), (min(batch_size, len(rows)),), generator=generator)
         x = (rows[drawn].to(mean) - mean) / scale
         features = trained.encode(x)
         error = x - trained.decode(features, x)
-        dead = silent >= dead_after
-        loss = error.square().mean() + _AUXILIARY * _dead_loss(trained, x, error.detach(), dead)
         optimiser.zero_grad()
-        loss.backward()
+        error.square().mean().backward()
         optimiser.step()
         decay.step()
         with torch.no_grad():
-            trained.W_dec /= trained.W_dec.norm(dim=1, keepdim=True)
-        silent = torch.where((features > 0).any(0), 0, silent + 1)
+            trained.W_dec.div_(trained.W_dec.norm(dim=1, keepdim=True))
+            silent &= ~(features > 0).any(0)
+            if (step + 1) % dead_after == 0:
+                if step < 0.75 * steps:
+                    _revive(trained, optimiser, silent, error, generator)
+                silent.fill_(True)
     with torch.no_grad():  # the scale of the activations goes into the biases
-        trained.b_enc *= scale
+        trained.b_enc.mul_(scale)
         trained.b_dec.copy_(mean + scale * trained.b_dec)
     return trained
 
 
-def _dead_loss(
-    autoencoder: SparseAutoencoder,
-    x: Float[Tensor, "row d_in"],
+def _revive(
+    trained: SparseAutoencoder,
+    optimiser: torch.optim.Adam,
+    silent: Bool[Tensor, " feature"],
     error: Float[Tensor, "row d_in"],
-    dead: Bool[Tensor, " feature"],
-) -> Tensor:
-    """How badly the dead features reconstruct the error, by half as many as the input is wide."""
-    n_active = min(int(dead.sum()), max(1, x.shape[1] // 2))
-    if not n_active:
-        return error.new_zeros(())
-    pre = autoencoder._before_activation(autoencoder._centred(x)).masked_fill(~dead, -torch.inf)
-    values, places = pre.topk(n_active, dim=1)
-    features = torch.zeros_like(pre).scatter(1, places, values.relu())
-    return (error - features @ autoencoder.W_dec).square().mean()
+    generator: torch.Generator,
+) -> None:
+    """Give silent features the directions of large errors, and forget their gradients."""
+    n_silent = int(silent.sum())
+    if not n_silent:
+        return
+    chances = error.square().sum(1).cpu()
+    rows = torch.multinomial(chances, n_silent, replacement=True, generator=generator)
+    directions = torch.nn.functional.normalize(error[rows.to(error.device)], dim=1)
+    places = ((trained.W_dec, (silent,)), (trained.W_enc, (slice(None), silent)))
+    trained.W_dec[silent], trained.W_enc[:, silent] = directions, directions.T
+    trained.b_enc[silent] = 0
+    for weight, place in (*places, (trained.b_enc, (silent,))):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            optimiser.state[weight][moment][place] = 0

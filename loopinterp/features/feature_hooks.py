@@ -142,9 +142,9 @@ def site_names(
 ) -> tuple[list[int], list[str]]:
     """Chosen loops, and the name of the site at each."""
     need_hooks(model)
-    n_loops = model.n_loops if n_loops is None else n_loops
-    chosen = chosen_loops(loops, n_loops)
-    names = hooks_by_loop(model, patched_component(model, component).full, layer, n_loops)
+    depth: int = model.n_loops if n_loops is None else n_loops
+    chosen = chosen_loops(loops, depth)
+    names = hooks_by_loop(model, patched_component(model, component).full, layer, depth)
     return chosen, [names[loop] for loop in chosen]
 
 

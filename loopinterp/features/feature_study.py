@@ -17,14 +17,14 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.features.autoencoder import AutoencoderConfig, SparseAutoencoder
-from loopinterp.features.feature_hooks import site_names, splice_hooks
+from loopinterp.features.feature_hooks import site_names
 from loopinterp.interventions.base_and_source import scored_examples
 from loopinterp.models.protocol import describe_model, need_hooks
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.addresses import Index
@@ -193,7 +193,9 @@ def feature_study(
     with study(seed, **about) as watch:
         _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=names)
         # [loop, batch, pos, d_in], heads side by side
-        fitted, held = (torch.stack([cache[x][half].flatten(2) for x in names]) for half in (fit, test))
+        fitted, held = (
+            torch.stack([cache[x][half].flatten(2) for x in names]) for half in (fit, test)
+        )
         features = torch.stack([shared.encode(x) for x in held])  # [loop, batch, pos, feature]
         active = features > 0
         n_active = float(active.sum(-1).double().mean())
@@ -234,7 +236,7 @@ def feature_study(
             kept_all=mean_estimate(whole[:, 0]),
             loss_all=mean_estimate(whole[:, 1]),
             **across,
-            **_top(features, n_top),
+            **_top(features, chosen, n_top),
             tokens=None if inputs.is_floating_point() else inputs[test],
             component=component,
             n_examples=len(test),
@@ -294,10 +296,9 @@ def _random_like(
     return random
 
 
-def _effective_loops(counts: Float[Tensor, "loop feature"]) -> np.ndarray:
+def _effective_loops(counts: Int[Tensor, "loop feature"]) -> np.ndarray:
     """exp of the entropy of each feature's activity by loop; NaN of rare features."""
-    counts = counts.double()
-    p = counts / counts.sum(0).clamp(min=1)
+    p = counts.double() / counts.sum(0).clamp(min=1)
     effective = torch.special.entr(p).sum(0).exp()
     return torch.where(counts.sum(0) >= RARE, effective, torch.nan).cpu().numpy()
 
@@ -353,7 +354,9 @@ def _live_directions(
     return directions / directions.norm(dim=1, keepdim=True)
 
 
-def _top(features: Float[Tensor, "loop batch pos feature"], n_top: int) -> dict[str, Tensor]:
+def _top(
+    features: Float[Tensor, "loop batch pos feature"], chosen: Sequence[int], n_top: int
+) -> dict[str, Tensor]:
     """The examples in which each feature is most active, the strongest first."""
     n_pos = features.shape[2]
     by_place = features.permute(3, 1, 0, 2).flatten(2)  # [feature, batch, loop * pos]
@@ -363,7 +366,7 @@ def _top(features: Float[Tensor, "loop batch pos feature"], n_top: int) -> dict[
     loop, feature = place // n_pos, torch.arange(len(place), device=place.device)[:, None]
     return {
         "top_example": example,
-        "top_loop": loop,
+        "top_loop": torch.tensor([*chosen], device=loop.device)[loop],
         "top_pos": place % n_pos,
         "top_value": value,
         "top_trace": features[loop, example, :, feature],
