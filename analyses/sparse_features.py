@@ -29,25 +29,27 @@ from loopinterp.models import ActivationStore, store_activations
 
 PAGE, PICTURES = "results/sparse-features.md", PAGES / "pictures"
 FILES = ("sparse_features.csv", "sparse_features_spliced.csv", "sparse_features_across.csv")
-SEEDS = (0, 1)
-SIZES = {"n_features": 256, "k": 8, "steps": 1000, "batch_size": 256}
+SEEDS = (0, 1, 2)
+SIZES = {"n_features": 256, "steps": 1200, "batch_size": 256}
 N_PROMPTS, N_EXAMPLES = 1024, 512
+ACROSS = ("fve_across", "fve_recentred", "cosine_across", "cosine_control")
 MEASURES = ("effective_loops", "effective_loops_random", "effective_loops_shuffled")
 
 
 @dataclass(frozen=True)
 class Studied:
-    """A model of the zoo, the length of its examples, and the loops that are studied."""
+    """A model of the zoo, the length of its examples, active features, and the loops studied."""
 
     name: str
     n: int
+    k: int
     n_loops: int
     loops: tuple[int, ...]
 
 
 MODELS = (
-    Studied("ouro-small", n=48, n_loops=4, loops=(0, 1, 2, 3)),
-    Studied("addition", n=16, n_loops=17, loops=(0, 2, 4, 8, 16)),
+    Studied("ouro-small", n=48, k=8, n_loops=4, loops=(0, 1, 2, 3)),
+    Studied("addition", n=16, k=2, n_loops=17, loops=(0, 2, 4, 8, 16)),
 )
 
 
@@ -62,7 +64,7 @@ def stored(model: Any, studied: Studied, folder: str) -> ActivationStore:
 
 def results(studied: Studied, sizes: Any = None) -> list[FeatureStudy]:
     """One study for each seed; its repeats are the next seed's autoencoders."""
-    model, sizes = load_pretrained(studied.name), sizes or SIZES
+    model, sizes = load_pretrained(studied.name), {"k": studied.k, **(sizes or SIZES)}
     with tempfile.TemporaryDirectory() as folder:
         store = stored(model, studied, folder)
         states = store.stack("state_post")  # [loop, row, d_model]
@@ -103,7 +105,7 @@ def rows_of(name: str, seed: int, result: FeatureStudy) -> tuple[pd.DataFrame, .
     whole = result.to_dataframe("kept_all", "loss_all")
     whole.columns = whole.columns.str.replace("_all", "")
     splices = pd.concat([one, whole.assign(loop="all", **who)]).assign(clean=result.loss_clean)
-    across = result.to_dataframe("fve_across", "cosine_across", "cosine_control").assign(**who)
+    across = result.to_dataframe(*ACROSS).assign(**who)
     return pd.DataFrame([who | features]), splices, across
 
 
@@ -156,11 +158,11 @@ def _across(across: pd.DataFrame) -> str:
         for name, distance in (("same", steps[0]), ("next", steps[1]), ("farthest", steps[-1])):
             here: Any = of_model[of_model["distance"] == distance].groupby("seed")
             cells = []
-            for measure in ("fve_across", "cosine_across", "cosine_control"):
+            for measure in ACROSS:
                 means = here[measure].mean()
                 cells.append(f"{means.mean():.2f} ({means.min():.2f} to {means.max():.2f})")
             rows.append([model, f"{name} ({distance})", *cells])
-    return table(["model", "distance of loops", "variance", "cosine", "control"], rows)
+    return table(["model", "distance of loops", "variance", "recentred", "cosine", "control"], rows)
 
 
 def _records(frame: pd.DataFrame) -> Iterable[dict[str, Any]]:

@@ -34,6 +34,7 @@ RARE = 20
 """Features active at fewer positions, over all loops, have no effective number of loops."""
 
 SHARED, OWN, RANDOM, PCA, MEAN = "shared", "of the loop", "random", "principal components", "mean"
+_ACROSS = ("fve_across", "fve_recentred", "cosine_across", "cosine_control")
 Hooks = list[tuple[str, Callable[..., Any]]]
 
 
@@ -49,6 +50,8 @@ class FeatureStudy(Result, kind="features"):
         effective_loops_random: Control: features of a random autoencoder.
         fve: Fraction of the variance around the loop's mean that is explained, by dictionary.
         fve_across: The same of an autoencoder trained at one loop on the states of another.
+        fve_recentred: The same if the states are moved to the mean of its own loop before: what is
+            then missing is due to directions, not to the place of the states.
         cosine_across: Mean cosine of its live directions with the closest of the other loop's
             (trained with another seed, if given; else the diagonal is NaN).
         cosine_control: Control: with the closest of as many differences of states of that loop.
@@ -71,7 +74,7 @@ class FeatureStudy(Result, kind="features"):
         **dict.fromkeys(("effective_loops", "effective_loops_shuffled"), "feature"),
         "effective_loops_random": "random_feature",
         "fve": "dictionary loop estimate",
-        **dict.fromkeys(("fve_across", "cosine_across", "cosine_control"), "trained_loop loop"),
+        **dict.fromkeys(_ACROSS, "trained_loop loop"),
         "live": "trained_loop",
         **dict.fromkeys(("kept", "loss"), "dictionary loop estimate"),
         **dict.fromkeys(("kept_all", "loss_all"), "dictionary estimate"),
@@ -79,9 +82,7 @@ class FeatureStudy(Result, kind="features"):
         "top_trace": "feature rank pos",
         "tokens": "example pos",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
-        {"fve_across", "cosine_across", "cosine_control", "live", "tokens"}
-    )
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({*_ACROSS, "live", "tokens"})
 
     component: str
     n_examples: int
@@ -328,11 +329,14 @@ def _across(
 ) -> dict[str, np.ndarray]:
     """Autoencoders of one loop on the states of another, and their directions."""
     size = len(chosen)
-    fve, cosine, control = (np.full((size, size), np.nan) for _ in range(3))
+    fve, recentred, cosine, control = (np.full((size, size), np.nan) for _ in range(4))
+    means = held.mean((1, 2))  # [loop, d_in]
     directions = [_live_directions(trained[t], x) for t, x in zip(chosen, held)]
     others = [_live_directions(again[t], x) for t, x in zip(chosen, held)] if again else directions
     for i, j in np.ndindex(size, size):
         fve[i, j] = _fve(held[j], trained[chosen[i]](held[j]))[0]
+        moved = held[j] - means[j] + means[i]
+        recentred[i, j] = _fve(moved, trained[chosen[i]](moved))[0]
         if not len(directions[i]) or not len(others[j]):
             continue
         if again or i != j:
@@ -343,7 +347,7 @@ def _across(
         apart = apart / apart.norm(dim=1, keepdim=True).clamp(min=1e-12)
         control[i, j] = float((directions[i] @ apart.T).max(1).values.mean())
     live = np.array([len(x) for x in directions])
-    return {"fve_across": fve, "cosine_across": cosine, "cosine_control": control, "live": live}
+    return {**dict(zip(_ACROSS, (fve, recentred, cosine, control))), "live": live}
 
 
 def _live_directions(

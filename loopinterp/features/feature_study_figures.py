@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -12,9 +12,6 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.features.feature_study import MEAN, OWN, PCA, RANDOM, RARE, SHARED, FeatureStudy
 from loopinterp.figures import LinePanel, Series, heatmap_panels, line_figure, line_panels
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 ONE_LOOP = 1.5
 """Features with a smaller effective number of loops count as features of one loop."""
@@ -85,8 +82,10 @@ def _activity(result: FeatureStudy) -> Figure:
     live = share.notnull().all("loop").values
     order = np.argsort((share * places).sum("loop").values[live], kind="stable")
     shown = share.isel(feature=np.flatnonzero(live)[order]).transpose("feature", "loop")
+    names = {"feature": np.arange(shown.sizes["feature"])}
+    names["loop"] = list(map(str, shown["loop"].values))
     plot = heatmap_panels(
-        {"": shown.assign_coords(feature=np.arange(shown.sizes["feature"]))},
+        {"": shown.assign_coords(names)},
         value_title="share",
         y_title="feature, sorted",
         scale="mass",
@@ -169,10 +168,15 @@ def _spliced(result: FeatureStudy) -> Figure:
 def _across(result: FeatureStudy) -> Figure:
     names = {
         "variance explained": "fve_across",
+        "variance, recentred": "fve_recentred",
         "cosine of directions": "cosine_across",
         "cosine, control": "cosine_control",
     }
-    panels = {title: result.data[name].clip(0, 1) for title, name in names.items()}
+    loops = list(map(str, result.data["loop"].values))  # as names, which are evenly spaced
+    panels = {
+        title: result.data[name].clip(0, 1).assign_coords(loop=loops, trained_loop=loops)
+        for title, name in names.items()
+    }
     return Figure(
         title="Autoencoders of one loop at another",
         plot=heatmap_panels(
@@ -182,66 +186,70 @@ def _across(result: FeatureStudy) -> Figure:
             value_title="share or cosine",
             value_range=(0, 1),
             y_down=True,
-            square=True,
+            columns=2,
         ),
         caption=(
-            "Left: the fraction of variance that an autoencoder of one loop explains at another; "
-            "values below 0 are shown as 0. Middle: the mean cosine of its live directions with "
-            "the closest one of the other loop's autoencoder. On the diagonal both are of one loop "
-            "and differ in their seed."
+            "Above: the fraction of variance that an autoencoder of one loop explains at another, "
+            "and the same after the states are moved to the mean of its own loop; values below 0 "
+            "are shown as 0. Below: the mean cosine of its live directions with the closest one of "
+            "the other loop's autoencoder. On the diagonal both are of one loop and differ in "
+            "their seed."
         ),
-        control="Right: the closest of as many differences of two random states of that loop.",
+        control="The closest of as many differences of two random states of that loop.",
         data=result.to_dataframe(*names.values()),
     )
 
 
-def _strongest(result: FeatureStudy, most: int = 4) -> Figure:
-    """Top examples of the features that explain most, from the first to the last loop."""
-    activity, effective = result.data["activity"], result.data["effective_loops"].values
+def _strongest(result: FeatureStudy, most: int = 4, window: int = 8) -> Figure:
+    """Top examples of features, from the smallest effective number of loops to the largest."""
+    effective = result.data["effective_loops"].values
     known = np.flatnonzero(~np.isnan(effective))
     order = known[np.argsort(effective[known], kind="stable")]
     few = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).astype(int))]
-    features = few.tolist() or [int(activity.sum("loop").argmax("feature"))]
+    features = few.tolist() or [int(result.data["activity"].sum("loop").argmax("feature"))]
     titles = [f"feature {k}: {effective[k]:.1f} loops" for k in features]
-    traces = {title: _trace(result, k) for title, k in zip(titles, features)}
+    around = [_around(result, k, window) for k in features]
     plot = heatmap_panels(
-        traces,
-        value_title="share of the largest",
-        x_title="position",
+        {title: activations for title, (activations, _) in zip(titles, around)},
+        value_title="share",
+        x_title="position from the strongest",
         y_title="",
         value_range=(0, 1),
         scale="mass",
-        columns=1,
+        columns=2,
         y_down=True,
     )
-    _write_tokens(plot, result, features)
-    table = {k: result.top_examples(k, result.data.sizes["rank"]) for k in features}
-    lines = [f"{titles[n]}\n{table[k].to_string(index=False)}" for n, k in enumerate(features)]
+    heatmaps: Any = plot.data
+    for heatmap, (_, tokens) in zip(heatmaps, around):
+        heatmap.update(text=tokens, texttemplate="%{text}")
+    tables = [result.top_examples(k, result.data.sizes["rank"]) for k in features]
+    lines = [f"{title}\n{table.to_string(index=False)}" for title, table in zip(titles, tables)]
     return Figure(
         title="Examples in which features are most active",
         plot=plot,
         caption=(
-            "Each row is an example, at the loop in which the feature is most active there. "
-            "Colour: the activation of the feature at each position. Features go from the smallest "
-            "to the largest effective number of loops."
+            "Each row is an example, the strongest first, at the loop in which the feature is most "
+            "active there. Numbers are tokens; the colour is the activation at their position, as "
+            "a share of the largest. Features go from the smallest to the largest effective number "
+            "of loops."
         ),
         code="\n\n".join(lines),
     )
 
 
-def _trace(result: FeatureStudy, feature: int) -> xr.DataArray:
+def _around(result: FeatureStudy, feature: int, window: int) -> tuple[xr.DataArray, np.ndarray]:
+    """Activations and tokens around the strongest position of each top example, [rank, place]."""
     data = result.data.isel(feature=feature)
-    values = data["top_trace"] / max(float(data["top_value"].max()), 1e-12)
-    examples, loops = (data[name].values for name in ("top_example", "top_loop"))
-    rows = [f"example {e}, loop {t}" for e, t in zip(examples, loops)]
-    return values.assign_coords(rank=rows, pos=np.arange(values.sizes["pos"]))
-
-
-def _write_tokens(plot: go.Figure, result: FeatureStudy, features: list[int]) -> None:
-    if "tokens" not in result.data:
-        return
-    heatmaps: Any = plot.data
-    for heatmap, feature in zip(heatmaps, features):
-        examples = result.data["top_example"].isel(feature=feature).values
-        heatmap.text = result.data["tokens"].values[examples]
-        heatmap.texttemplate = "%{text}"
+    positions, examples = data["top_pos"].values, data["top_example"].values
+    places = np.arange(-window, window + 1)
+    at = positions[:, None] + places  # [rank, place]
+    outside = (at < 0) | (at >= data.sizes["pos"])
+    at = np.where(outside, 0, at)
+    largest = max(float(data["top_value"].max()), 1e-12)
+    values = np.take_along_axis(data["top_trace"].values, at, 1) / largest
+    tokens = np.full(at.shape, "", dtype=object)
+    if "tokens" in result.data:
+        tokens = result.data["tokens"].values[examples[:, None], at].astype(str).astype(object)
+    coords = {"rank": [str(rank + 1) for rank in range(len(at))], "place": places}
+    shown = xr.DataArray(np.where(outside, np.nan, values), coords, dims=("rank", "place"))
+    return shown, np.where(outside, "", tokens)

@@ -124,6 +124,11 @@ def test_variance_explained_is_that_by_hand() -> None:
             expected = 1 - ((x - made) ** 2).sum() / ((x - x.mean((0, 1))) ** 2).sum()
             cell = data["fve_across"].sel(trained_loop=trained, loop=loop)
             assert float(cell) == pytest.approx(expected, abs=1e-5)
+            moved = x - x.mean((0, 1)) + held[trained].mean((0, 1))
+            made = drawn(10 + trained)(torch.from_numpy(moved).float()).double().numpy()
+            expected = 1 - ((moved - made) ** 2).sum() / ((x - x.mean((0, 1))) ** 2).sum()
+            cell = data["fve_recentred"].sel(trained_loop=trained, loop=loop)
+            assert float(cell) == pytest.approx(expected, abs=1e-4)
 
 
 @torch.no_grad()
