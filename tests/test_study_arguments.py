@@ -92,7 +92,9 @@ def _width_of(model: Any) -> int:
 
 def _dictionary(model: Any) -> features.SparseAutoencoder:
     config = features.AutoencoderConfig(d_in=_width_of(model), n_features=8)
-    return features.SparseAutoencoder(config).to(getattr(model, "device", "cpu"))
+    device = getattr(model, "device", None)
+    device = device if isinstance(device, torch.device) else "cpu"
+    return features.SparseAutoencoder(config).to(device)
 
 
 NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study"}
