@@ -92,7 +92,12 @@ def results(studied: Studied, sizes: Any = None) -> list[FeatureStudy]:
 def rows_of(name: str, seed: int, result: FeatureStudy) -> tuple[pd.DataFrame, ...]:
     """Rows of the three files: features, splices, and autoencoders across loops."""
     who, data = {"model": name, "seed": seed}, result.data
+    effective = data["effective_loops"].values
+    # The loop of each feature that belongs to one.
+    loop = data["activity"].values[:, effective < ONE_LOOP].argmax(0)
     features: dict[str, Any] = {"loops": data.sizes["loop"], "dead": result.n_dead}
+    features |= {"counted": int((~np.isnan(effective)).sum())}
+    features |= {"one": len(loop), "one_first": int((loop == 0).sum())}
     for measure in MEASURES:
         values = data[measure].values[~np.isnan(data[measure].values)]
         quartiles = np.quantile(values, (0.5, 0.25, 0.75))
@@ -125,9 +130,11 @@ def _loops(features: pd.DataFrame) -> str:
     for x in _records(features):
         medians = [_spell(x, m, 1, 1) for m in MEASURES]
         shares = [_spell(x, f"{m}_one", 100) for m in MEASURES[:2]]
-        rows.append([x["model"], x["seed"], x["loops"], *medians, *shares, x["dead"]])
+        first = f"{x['one_first']} of {x['one']}"
+        counts = [first, x["counted"], x["dead"]]
+        rows.append([x["model"], x["seed"], x["loops"], *medians, *shares, *counts])
     header = ["model", "seed", "loops", "shared", "random directions", "loops permuted"]
-    return table([*header, "one loop, %", "random, %", "dead"], rows)
+    return table([*header, "one loop, %", "random, %", "at loop 0", "counted", "dead"], rows)
 
 
 def _splices(splices: pd.DataFrame) -> str:
@@ -176,16 +183,16 @@ def _spell(cell: dict[str, Any], name: str, times: int, digits: int = 0) -> str:
 
 
 def draw(found: dict[str, list[FeatureStudy]]) -> None:
+    """The pictures of the two pages, from the first seed."""
     from analyses.still_pictures import StillPictures
 
+    ouro, addition = (found[studied.name][0].figures() for studied in MODELS)
+    shown = {"activity-ouro-small": ouro[0], "activity-addition": addition[0]}
+    shown |= {"across-ouro-small": ouro[3], "top": ouro[4]}
     with StillPictures() as pictures:
-        for name, studies in found.items():
-            figures = studies[0].figures()
-            for kind, figure in (("activity", figures[0]), ("across", figures[3])):
-                file = PICTURES / f"sparse-features-{kind}-{name}.png"
-                file.write_bytes(pictures.draw(figure.plot, scale=1.0))
-        top = found["ouro-small"][0].figures()[-1]
-        (PICTURES / "sparse-features-top.png").write_bytes(pictures.draw(top.plot, scale=1.0))
+        for name, figure in shown.items():
+            file = PICTURES / f"sparse-features-{name}.png"
+            file.write_bytes(pictures.draw(figure.plot, scale=1.0))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import CheckpointError, ConfigError, unknown_name
+from loopinterp.core.errors import CheckpointError, ConfigError, spell_choices
 from loopinterp.core.storage import (
     parse_json_object,
     read_json_object,
@@ -90,7 +90,9 @@ def _of_sae_lens(path: Path, cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(what, expected="settings of SAELens 6", given=got, fix=fix)
     kind = cfg["architecture"]
     if kind not in _ACTIVATIONS:
-        raise unknown_name(f"{what}: architecture", kind, _ACTIVATIONS, CheckpointError)
+        expected = spell_choices(sorted(_ACTIVATIONS))
+        fix = "Save one that was trained with save_inference_model."
+        raise CheckpointError(f"{what}: architecture", expected=expected, given=repr(kind), fix=fix)
     normalise = cfg.get("normalize_activations", "none")
     if normalise in ("expected_average_only_in", "covariance_whitening"):
         # Its numbers are not in this folder, unless they have been folded into the weights.

@@ -60,6 +60,11 @@ def _(result: FeatureStudy) -> list[Finding]:
     return found
 
 
+def _named_loops(result: FeatureStudy) -> list[str]:
+    """Loops by name: however far apart, cells of a map are equally wide."""
+    return [f"loop {loop}" for loop in result.data["loop"].values]
+
+
 def _own_and_other(matrix: np.ndarray) -> tuple[float, float]:
     """Means of the diagonal and of the rest."""
     own = np.eye(len(matrix), dtype=bool)
@@ -82,11 +87,11 @@ def _activity(result: FeatureStudy) -> Figure:
     live = share.notnull().all("loop").values
     order = np.argsort((share * places).sum("loop").values[live], kind="stable")
     shown = share.isel(feature=np.flatnonzero(live)[order]).transpose("feature", "loop")
-    names = {"feature": np.arange(shown.sizes["feature"])}
-    names["loop"] = list(map(str, shown["loop"].values))
+    names: Any = {"feature": np.arange(shown.sizes["feature"]), "loop": _named_loops(result)}
     plot = heatmap_panels(
         {"": shown.assign_coords(names)},
         value_title="share",
+        x_title="",
         y_title="feature, sorted",
         scale="mass",
     )
@@ -172,7 +177,7 @@ def _across(result: FeatureStudy) -> Figure:
         "cosine of directions": "cosine_across",
         "cosine, control": "cosine_control",
     }
-    loops = list(map(str, result.data["loop"].values))  # as names, which are evenly spaced
+    loops = _named_loops(result)
     panels = {
         title: result.data[name].clip(0, 1).assign_coords(loop=loops, trained_loop=loops)
         for title, name in names.items()
@@ -181,8 +186,8 @@ def _across(result: FeatureStudy) -> Figure:
         title="Autoencoders of one loop at another",
         plot=heatmap_panels(
             panels,
-            x_title="loop",
-            y_title="trained at loop",
+            x_title="states of",
+            y_title="trained at",
             value_title="share or cosine",
             value_range=(0, 1),
             y_down=True,
