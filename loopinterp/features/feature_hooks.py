@@ -159,17 +159,13 @@ class _Changes:
             if wrong := [x for x in features if not 0 <= x < n_features]:
                 expected, fix = f"features 0 to {n_features - 1}", f"Change {name}."
                 raise InputError(name, expected=expected, given=str(wrong[0]), fix=fix)
-        self._ablated, self._steered = [*ablate], [*steer]
-        self._added = torch.tensor([*steer.values()], dtype=torch.float64)
-
-    def __bool__(self) -> bool:
-        return bool(self._ablated or self._steered)
+        self._factor, self._added = torch.ones(n_features), torch.zeros(n_features)
+        self._factor[[*ablate]] = 0
+        self._added[[*steer]] = torch.tensor([*steer.values()], dtype=self._added.dtype)
+        self.any = bool(ablate or steer)
 
     def of(self, features: Float[Tensor, "batch pos feature"]) -> Tensor:
-        changed = features.clone()
-        changed[..., self._ablated] = 0
-        changed[..., self._steered] += self._added.to(changed)
-        return changed
+        return features * self._factor.to(features) + self._added.to(features)
 
 
 class _Splice:
@@ -194,7 +190,7 @@ class _Splice:
         self._read = None
         flat = x.flatten(2)  # [batch, pos, d_in], heads side by side
         features = autoencoder.encode(flat)
-        changed = self._changes.of(features) if self._changes else features
+        changed = self._changes.of(features) if self._changes.any else features
         made = autoencoder.decode(changed, flat)  # [batch, pos, d_out]
         if made.shape != y.flatten(2).shape:
             expected, fix = f"an activation of width {autoencoder.d_out}", "Change output."
