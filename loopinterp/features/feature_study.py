@@ -308,7 +308,8 @@ def _shuffled_counts(
     active: Bool[Tensor, "loop batch pos feature"], generator: torch.Generator
 ) -> Tensor:
     """Active positions of each loop and feature, after loops were permuted at each position."""
-    order = torch.rand(active.shape[:3], generator=generator).argsort(0).to(active.device)
+    drawn = torch.rand(active.shape[:3], generator=generator, dtype=torch.float64)
+    order = drawn.argsort(0).to(active.device)
     return active.gather(0, order[..., None].expand_as(active)).sum((1, 2))
 
 
