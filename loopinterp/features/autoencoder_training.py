@@ -45,7 +45,7 @@ def train_autoencoder(
     :func:`load_autoencoder` reads what SAELens trained.
 
     Args:
-        activations: Such as ``store.tensor(site)`` of one loop of an
+        activations: Such as ``store.read_tensor(site)`` of one loop of an
             :class:`~loopinterp.models.ActivationStore`, or ``store.stack("state_post")`` with loops
             and rows flattened, for an autoencoder that all loops share.
         n_features: Number of features.
