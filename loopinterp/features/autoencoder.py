@@ -170,13 +170,13 @@ class SparseAutoencoder(nn.Module):
         """
         if self.config.scale_by_norm:
             features = features / self.W_dec.norm(dim=-1)
-        made = features @ self.W_dec + self.b_dec
+        reconstruction = features @ self.W_dec + self.b_dec
         if self.config.skip:
-            return made + x.to(made.dtype) @ self.W_skip.T
+            return reconstruction + x.to(reconstruction.dtype) @ self.W_skip.T
         if self.config.normalise == "none":
-            return made
-        shift, scale = self._moments(x.to(made.dtype))
-        return made * scale + shift
+            return reconstruction
+        shift, scale = self._moments(x.to(reconstruction.dtype))
+        return reconstruction * scale + shift
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """The reconstruction of an activation."""

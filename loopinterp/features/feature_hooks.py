@@ -123,8 +123,8 @@ def splice_hooks(
     if autoencoder.is_transcoder != (output is not None):
         kind = "a transcoder" if autoencoder.is_transcoder else "an autoencoder"
         expected = "the hook point that a transcoder writes, and none of an autoencoder"
-        given, fix = f"{output!r} of {kind}", "Pass output='mlp_out', or leave it out."
-        raise InputError("output", expected=expected, given=given, fix=fix)
+        got, fix = f"{output!r} of {kind}", "Pass output='mlp_out', or leave it out."
+        raise InputError("output", expected=expected, given=got, fix=fix)
     changes = _Changes(autoencoder, ablate, dict(steer or {}))
     names = site_names(model, component, layer, loops, n_loops)[1]
     if output is None:
@@ -164,7 +164,7 @@ class _Changes:
         self._added[[*steer]] = torch.tensor([*steer.values()], dtype=self._added.dtype)
         self.any = bool(ablate or steer)
 
-    def of(self, features: Float[Tensor, "batch pos feature"]) -> Tensor:
+    def apply_to(self, features: Float[Tensor, "batch pos feature"]) -> Tensor:
         return features * self._factor.to(features) + self._added.to(features)
 
 
@@ -190,14 +190,16 @@ class _Splice:
         self._read = None
         flat = x.flatten(2)  # [batch, pos, d_in], heads side by side
         features = autoencoder.encode(flat)
-        changed = self._changes.of(features) if self._changes.any else features
-        made = autoencoder.decode(changed, flat)  # [batch, pos, d_out]
-        if made.shape != y.flatten(2).shape:
+        changed = self._changes.apply_to(features) if self._changes.any else features
+        reconstruction = autoencoder.decode(changed, flat)  # [batch, pos, d_out]
+        if reconstruction.shape != y.flatten(2).shape:
             expected, fix = f"an activation of width {autoencoder.d_out}", "Change output."
             raise InputError("output", expected=expected, given=describe_tensor(y), fix=fix)
         if self._error:  # exactly the clean activation where no feature is changed
-            made = y.flatten(2) + (made - autoencoder.decode(features, flat)).to(y.dtype)
-        new = made.to(y.dtype).reshape(y.shape)
+            reconstruction = y.flatten(2) + (
+                reconstruction - autoencoder.decode(features, flat)
+            ).to(y.dtype)
+        new = reconstruction.to(y.dtype).reshape(y.shape)
         if self._positions is None:
             return new
         inside = self._positions.to(y.device)

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 RARE = 20
 """Features active at fewer positions, over all loops, have no effective number of loops."""
 
-SHARED, OWN, RANDOM, PCA, MEAN = "shared", "of the loop", "random", "principal components", "mean"
+SHARED, OF_LOOP, RANDOM, PCA, MEAN = (
+    "shared",
+    "of the loop",
+    "random",
+    "principal components",
+    "mean",
+)
 _ACROSS = ("fve_across", "fve_recentred", "cosine_across", "cosine_control")
 Hooks = list[tuple[str, Callable[..., Any]]]
 
@@ -194,10 +200,10 @@ def feature_study(
     with study(seed, **about) as watch:
         _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=names)
         # [loop, batch, pos, d_in], heads side by side
-        fitted, held = (
+        fitted, held_out = (
             torch.stack([cache[x][half].flatten(2) for x in names]) for half in (fit, test)
         )
-        features = torch.stack([shared.encode(x) for x in held])  # [loop, batch, pos, feature]
+        features = torch.stack([shared.encode(x) for x in held_out])  # [loop, batch, pos, feature]
         active = features > 0
         n_active = float(active.sum(-1).double().mean())
         random = _random_like(shared, fitted, max(1, round(n_active)), seed)
@@ -205,7 +211,7 @@ def feature_study(
         means = fitted.mean(1)  # [loop, pos, d_in]
         dictionaries: dict[str, list[Callable[[Tensor], Tensor]]] = {
             SHARED: [shared] * len(chosen),
-            **({OWN: [trained[t] for t in chosen]} if trained else {}),
+            **({OF_LOOP: [trained[t] for t in chosen]} if trained else {}),
             RANDOM: [random] * len(chosen),
             PCA: [components] * len(chosen),
             MEAN: [lambda x, mean=mean: mean.expand_as(x) for mean in means],
@@ -214,8 +220,8 @@ def feature_study(
         spliced = np.stack(
             [runs.measure(each) for each in track(list(dictionaries.values()), "splice")]
         )  # [dictionary, loop, measure, example]
-        whole = np.stack([runs.measure_all(each) for each in dictionaries.values()])
-        across = _across(held, trained, again, chosen, generator) if trained else {}
+        all_spliced = np.stack([runs.measure_all(each) for each in dictionaries.values()])
+        across = _across(held_out, trained, again, chosen, generator) if trained else {}
         return FeatureStudy.of(
             watch,
             coords={
@@ -227,15 +233,15 @@ def feature_study(
             effective_loops=_effective_loops(active.sum((1, 2))),
             effective_loops_shuffled=_effective_loops(_shuffled_counts(active, generator)),
             effective_loops_random=_effective_loops(
-                torch.stack([(random.encode(x) > 0).sum((0, 1)) for x in held])
+                torch.stack([(random.encode(x) > 0).sum((0, 1)) for x in held_out])
             ),
             fve=np.stack(
-                [[_fve(x, f(x)) for x, f in zip(held, each)] for each in dictionaries.values()]
+                [[_fve(x, f(x)) for x, f in zip(held_out, each)] for each in dictionaries.values()]
             ),
             kept=mean_estimate(spliced[:, :, 0]),
             loss=mean_estimate(spliced[:, :, 1]),
-            kept_all=mean_estimate(whole[:, 0]),
-            loss_all=mean_estimate(whole[:, 1]),
+            kept_all=mean_estimate(all_spliced[:, 0]),
+            loss_all=mean_estimate(all_spliced[:, 1]),
             **across,
             **_top(features, chosen, n_top),
             tokens=None if inputs.is_floating_point() else inputs[test],
@@ -313,16 +319,16 @@ def _shuffled_counts(
     return active.gather(0, order[..., None].expand_as(active)).sum((1, 2))
 
 
-def _fve(x: Float[Tensor, "batch pos d_in"], made: Tensor) -> np.ndarray:
+def _fve(x: Float[Tensor, "batch pos d_in"], reconstruction: Tensor) -> np.ndarray:
     """Fraction of variance explained, with its interval over examples, [estimate]."""
-    error = (x - made).double().square().sum((1, 2)).cpu()
+    error = (x - reconstruction).double().square().sum((1, 2)).cpu()
     total = (x - x.mean((0, 1))).double().square().sum((1, 2)).cpu()
     unexplained = bootstrap_ratio(error, total, resamples=400).values
     return 1 - unexplained[[0, 2, 1]]
 
 
 def _across(
-    held: Float[Tensor, "loop batch pos d_in"],
+    held_out: Float[Tensor, "loop batch pos d_in"],
     trained: Mapping[int, SparseAutoencoder],
     again: Mapping[int, SparseAutoencoder],
     chosen: Sequence[int],
@@ -331,22 +337,24 @@ def _across(
     """Autoencoders of one loop on the states of another, and their directions."""
     size = len(chosen)
     fve, recentred, cosine, control = (np.full((size, size), np.nan) for _ in range(4))
-    means = held.mean((1, 2))  # [loop, d_in]
-    directions = [_live_directions(trained[t], x) for t, x in zip(chosen, held)]
-    others = [_live_directions(again[t], x) for t, x in zip(chosen, held)] if again else directions
+    means = held_out.mean((1, 2))  # [loop, d_in]
+    directions = [_live_directions(trained[t], x) for t, x in zip(chosen, held_out)]
+    others = (
+        [_live_directions(again[t], x) for t, x in zip(chosen, held_out)] if again else directions
+    )
     for i, j in np.ndindex(size, size):
-        fve[i, j] = _fve(held[j], trained[chosen[i]](held[j]))[0]
-        moved = held[j] - means[j] + means[i]
+        fve[i, j] = _fve(held_out[j], trained[chosen[i]](held_out[j]))[0]
+        moved = held_out[j] - means[j] + means[i]
         recentred[i, j] = _fve(moved, trained[chosen[i]](moved))[0]
         if not len(directions[i]) or not len(others[j]):
             continue
         if again or i != j:
             cosine[i, j] = float((directions[i] @ others[j].T).max(1).values.mean())
-        rows = held[j].flatten(0, 1)
+        rows = held_out[j].flatten(0, 1)
         pairs = torch.randint(len(rows), (2, len(others[j])), generator=generator)
-        apart = rows[pairs[0]] - rows[pairs[1]]
-        apart = apart / apart.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        control[i, j] = float((directions[i] @ apart.T).max(1).values.mean())
+        difference = rows[pairs[0]] - rows[pairs[1]]
+        difference = difference / difference.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        control[i, j] = float((directions[i] @ difference.T).max(1).values.mean())
     live = np.array([len(x) for x in directions])
     return {**dict(zip(_ACROSS, (fve, recentred, cosine, control))), "live": live}
 
@@ -416,10 +424,10 @@ class _SplicedRuns:
         return self._scores(logits)
 
     def _scores(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> np.ndarray:
-        kept = (logits.argmax(-1) == self._answers).double()
+        same = (logits.argmax(-1) == self._answers).double()
         log_p = logits.double().log_softmax(-1).gather(-1, self._answers[..., None])[..., 0]
         n_scored = self._scored.sum(1)
-        each = [(x * self._scored).sum(1) / n_scored for x in (kept, -log_p)]
+        each = [(x * self._scored).sum(1) / n_scored for x in (same, -log_p)]
         return torch.stack(each).cpu().numpy()
 
 

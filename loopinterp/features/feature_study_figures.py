@@ -10,14 +10,14 @@ import xarray as xr
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
-from loopinterp.features.feature_study import MEAN, OWN, PCA, RANDOM, RARE, SHARED, FeatureStudy
+from loopinterp.features.feature_study import MEAN, OF_LOOP, PCA, RANDOM, RARE, SHARED, FeatureStudy
 from loopinterp.figures import LinePanel, Series, heatmap_panels, line_figure, line_panels
 
 ONE_LOOP = 1.5
 """Features with a smaller effective number of loops count as features of one loop."""
 
 _CONTROLS = {RANDOM: "random directions", PCA: "principal components", MEAN: "mean ablation"}
-_NAMES = {SHARED: "shared autoencoder", OWN: "autoencoder of the loop", **_CONTROLS}
+_NAMES = {SHARED: "shared autoencoder", OF_LOOP: "autoencoder of the loop", **_CONTROLS}
 
 
 def one_loop_share(effective: xr.DataArray) -> float:
@@ -40,24 +40,26 @@ def _(result: FeatureStudy) -> list[Finding]:
         f"{percent(one_loop_share(effective))} of features belong to one loop, and "
         f"{percent(one_loop_share(random))} of random directions."
     )
-    found = [Finding(text, value=f"{middle:.1f} of {n_loops} loops", label="loops of a feature")]
-    kept = data["kept_all"].sel({ESTIMATE: "value"})
+    findings = [Finding(text, value=f"{middle:.1f} of {n_loops} loops", label="loops of a feature")]
+    answers = data["kept_all"].sel({ESTIMATE: "value"})
     text = (
         f"If the reconstruction of the shared autoencoder replaces `{result.component}` in all "
-        f"loops, {percent(kept.sel(dictionary=SHARED))} of answers stay. With as many principal "
-        f"components {percent(kept.sel(dictionary=PCA))} stay, with random directions "
-        f"{percent(kept.sel(dictionary=RANDOM))}, and with the mean "
-        f"{percent(kept.sel(dictionary=MEAN))}."
+        f"loops, {percent(answers.sel(dictionary=SHARED))} of answers stay. With as many principal "
+        f"components {percent(answers.sel(dictionary=PCA))} stay, with random directions "
+        f"{percent(answers.sel(dictionary=RANDOM))}, and with the mean "
+        f"{percent(answers.sel(dictionary=MEAN))}."
     )
-    found.append(Finding(text, value=percent(kept.sel(dictionary=SHARED)), label="answers kept"))
+    findings.append(
+        Finding(text, value=percent(answers.sel(dictionary=SHARED)), label="answers kept")
+    )
     if "fve_across" in data and n_loops > 1:
-        own, other = _own_and_other(data["fve_across"].values)
+        same, other = _own_and_other(data["fve_across"].values)
         text = (
-            f"An autoencoder of one loop explains {percent(own)} of the variance of that loop's "
+            f"An autoencoder of one loop explains {percent(same)} of the variance of that loop's "
             f"states, and {percent(other)} of another loop's (means over loops)."
         )
-        found.append(Finding(text, value=percent(other), label="variance of another loop"))
-    return found
+        findings.append(Finding(text, value=percent(other), label="variance of another loop"))
+    return findings
 
 
 def _named_loops(result: FeatureStudy) -> list[str]:
@@ -67,8 +69,8 @@ def _named_loops(result: FeatureStudy) -> list[str]:
 
 def _own_and_other(matrix: np.ndarray) -> tuple[float, float]:
     """Means of the diagonal and of the rest."""
-    own = np.eye(len(matrix), dtype=bool)
-    return float(np.nanmean(matrix[own])), float(np.nanmean(matrix[~own]))
+    diagonal = np.eye(len(matrix), dtype=bool)
+    return float(np.nanmean(matrix[diagonal])), float(np.nanmean(matrix[~diagonal]))
 
 
 @figures_of.register
