@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -113,6 +113,43 @@ def generate(
     choose = _sampler(run.tokens.device, temperature, top_k, top_p, seed)
     with run.hooks(fwd_hooks):
         return run.write(max_new_tokens, choose, _stops(model, stop_token), on_token)
+
+
+@checked
+def stream_tokens(
+    model: LoopedModel | Any,
+    prompts: Integer[Tensor, "batch pos"] | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: PositiveInt,
+    n_loops: int | Int[Tensor, " batch"] | None = None,
+    temperature: NonNegativeFloat = 0.0,
+    top_k: PositiveInt | None = None,
+    top_p: _Share | None = None,
+    seed: Seed = 0,
+    stop_token: NonNegativeInt | Sequence[NonNegativeInt] | None = None,
+    attention_mask: Tensor | None = None,
+    position_offset: int | Int[Tensor, " batch"] = 0,
+    use_cache: bool = True,
+) -> Iterator[Tensor]:
+    """The new tokens of :func:`generate` one by one, as an iterator that may be left early.
+
+    Each is computed when it is asked for, with the hooks that are on then. Arguments and errors are
+    those of :func:`generate`.
+
+    Yields:
+        The next token of each example ``[batch]``.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> model = LoopedTransformer(config, seed=0)
+        >>> tokens = stream_tokens(model, [[1, 2]], n_loops=3, max_new_tokens=4)
+        >>> torch.stack([next(tokens), *tokens], 1).shape
+        torch.Size([1, 4])
+    """
+    run = _open(model, prompts, n_loops, max_new_tokens, attention_mask, position_offset, use_cache)
+    choose = _sampler(run.tokens.device, temperature, top_k, top_p, seed)
+    return run.choices(max_new_tokens, choose, _stops(model, stop_token))
 
 
 @torch.no_grad()

@@ -69,6 +69,18 @@ class RecomputedRun:
         on_token: Callable[[Tensor], Any] | None,
     ) -> Int[Tensor, "batch new"]:
         """Choose up to ``n_new`` tokens of each example, until all have ended."""
+        tokens = []
+        for token in self.choices(n_new, choose, stops):
+            tokens.append(token)
+            if on_token is not None:
+                on_token(token)
+        return torch.stack(tokens, 1)
+
+    @torch.no_grad()
+    def choices(
+        self, n_new: int, choose: Callable[[Tensor], Tensor], stops: list[int]
+    ) -> Iterator[Int[Tensor, " batch"]]:
+        """The new tokens, one of each example at a time, until all have ended."""
         rows, last = self.rows, self.lengths - 1
         longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)
         going = torch.ones_like(rows, dtype=torch.bool)
@@ -84,12 +96,7 @@ class RecomputedRun:
             self.tokens[rows, last] = token
             going = going & ~torch.isin(token, ending) if stops else going
             self.number += 1
-            if on_token is not None:
-                on_token(token)
-        # Places of the new tokens, which begin where each prompt ends: [batch, new].
-        new = self.lengths[:, None] + torch.arange(self.number, device=rows.device)
-        answers = self.tokens.gather(1, new)
-        return torch.where(new <= last[:, None], answers, stops[0]) if stops else answers
+            yield token
 
     def hooks(self, fwd_hooks: Iterable[Any]) -> Any:
         """A context in which the hooks are on."""

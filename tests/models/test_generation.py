@@ -500,3 +500,44 @@ def test_what_is_no_prompt_is_refused() -> None:
     other = WithVocabulary(decoder("plain"))
     with pytest.raises(InputError, match="position_offset"):
         generate(other, [[1]], n_loops=2, max_new_tokens=3, position_offset=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 4, "seed": 3}])
+def test_a_stream_gives_the_tokens_one_by_one(options: dict[str, Any]) -> None:
+    model = decoder("plain")
+    options = {"n_loops": 3, "max_new_tokens": 6, **options}
+    whole = generate(model, PROMPTS, **options)
+    stream = generation.stream_tokens(model, PROMPTS, **options)
+    assert torch.equal(torch.stack([*stream], 1), whole)
+    stops = [int(whole[0, 2]), int(whole[1, 4])]
+    stopped = generate(model, PROMPTS, stop_token=stops, **options)
+    stream = generation.stream_tokens(model, PROMPTS, stop_token=stops, **options)
+    assert torch.equal(torch.stack([*stream], 1), stopped)
+
+
+def test_a_stream_left_early_leaves_the_model_free() -> None:
+    """A hook that is on between two tokens acts on the second; other runs go on as ever."""
+    model, fired = decoder("plain"), []
+    stream = generation.stream_tokens(model, [[1, 2]], n_loops=2, max_new_tokens=4)
+    assert not next(stream).requires_grad
+    assert torch.is_grad_enabled()
+    with model.hooks(
+        [("loops.1.hook_state_post", lambda x, hook: fired.append(x.shape))], n_loops=2
+    ):
+        next(stream)
+    assert len(fired) == 1
+    alone = generate(model, [[3]], n_loops=2, max_new_tokens=2)
+    stream.close()
+    assert torch.equal(generate(model, [[3]], n_loops=2, max_new_tokens=2), alone)
+    with pytest.raises(InputError):
+        generation.stream_tokens(model, [[1, 2]], n_loops=2, max_new_tokens=0)
+
+
+def test_the_stop_token_that_came_is_kept() -> None:
+    """Behind it stands the first stop token."""
+    model = decoder("plain")
+    whole = generate(model, PROMPTS[:2], n_loops=3, max_new_tokens=6)
+    row = next(r for r in (0, 1) if whole[r, 0] != whole[1 - r, 0])
+    stops = [next(t for t in range(6) if t not in whole.unique()), int(whole[row, 0])]
+    stopped = generate(model, PROMPTS[:2], n_loops=3, max_new_tokens=6, stop_token=stops)
+    assert stopped[row].tolist() == [stops[1], *[stops[0]] * (stopped.shape[1] - 1)]
