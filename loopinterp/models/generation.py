@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -132,7 +132,7 @@ def stream_tokens(
     attention_mask: Tensor | None = None,
     position_offset: int | Int[Tensor, " batch"] = 0,
     use_cache: bool = True,
-) -> Iterator[Tensor]:
+) -> Generator[Tensor, None, None]:
     """The new tokens of :func:`generate` one by one, as an iterator that may be left early.
 
     Each is computed when it is asked for, with the hooks that are on then. Arguments and errors are

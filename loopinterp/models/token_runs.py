@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ class RecomputedRun:
     @torch.no_grad()
     def choices(
         self, n_new: int, choose: Callable[[Tensor], Tensor], stops: list[int]
-    ) -> Iterator[Int[Tensor, " batch"]]:
+    ) -> Generator[Int[Tensor, " batch"], None, None]:
         """The new tokens, one of each example at a time, until all have ended."""
         rows, last = self.rows, self.lengths - 1
         longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)

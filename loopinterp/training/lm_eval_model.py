@@ -51,7 +51,7 @@ def lm_eval_model(
 
     Source: the interface ``lm_eval.api.model.LM`` of lm-eval 0.4.
     """
-    from lm_eval.api.model import LM
+    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
     class LoopedLM(LanguageScores, LM):
         def __init__(self, *settings: Any) -> None:
@@ -165,7 +165,7 @@ class LanguageScores:
                 fix = "Pass gen_kwargs={'max_gen_toks': …} to lm-eval, or max_new_tokens here."
                 raise InputError("max_gen_toks", expected=expected, given=str(n_new), fix=fix)
             prompt = prompt[n_new - self.max_length :]
-        options = {"temperature": 0.0}
+        options: dict[str, Any] = {"temperature": 0.0}
         if settings.get("do_sample"):
             options = {"temperature": float(settings.get("temperature") or 1.0)}
             options |= {name: settings[name] for name in ("top_k", "top_p") if settings.get(name)}
