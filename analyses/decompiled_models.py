@@ -263,8 +263,8 @@ def cells_left(found: pd.DataFrame) -> str:
         ten = of["exits"].iloc[:10].sum() / exits
         said = f"{first['token']}:{first['value']} beside {left} ({first['otherwise']:.2f})"
         rows.append([model, len(of), exits, f"{share:.2f}", f"{ten:.2f}", said])
-    head = ["model", "kinds of steps", "runs that leave", "steps that go otherwise"]
-    return table([*head, "of the ten first", "the first, and how often it goes otherwise"], rows)
+    head = ["model", "kinds of step", "deviating runs", "share of steps that deviate"]
+    return table([*head, "in the ten commonest", "the commonest, and how often it deviates"], rows)
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
         "edges-summary": table(["graph", "truth", "measure", *SCORES], summary),
         "edges-areas": table(["graph", "area", *SCORES], areas),
         "edges-pruned": table(
-            ["program", "disguise", "program's edges kept", "edges of wiping", "others",
-             "faithfulness", "as many at random", "the rest without them"],
+            ["program", "disguise", "program's edges kept", "wiping edges kept", "other edges kept",
+             "faithfulness", "of as many random edges", "of all edges outside"],
             pruned,
         ),
         "edges-pairs": table(["pairs", *SCORES], by_pairs),

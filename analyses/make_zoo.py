@@ -38,15 +38,19 @@ from loopinterp.zoo.model_card import CARD, THIS, TIMES_THE_CUTOFF, measure_card
 
 NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
 MODELS: dict[str, tuple[str, list[str], str]] = {
-    "addition": ("addition", [], "Addition that reaches far; the demo's model."),
+    "addition": (
+        "addition",
+        [],
+        "Addition, right at eight times the training length; the demo's model.",
+    ),
     **{
         f"addition-seed-{seed}": ("addition", [f"seed={seed}"], note)
         for seed, note in enumerate(
             (
-                "The same, of another seed.",
-                "The same, of another seed, in which a planted carry lives longer.",
-                "The same, of another seed, in which a planted carry lives for a loop.",
-                "The same recipe, a seed that fails on random digits and on no chain.",
+                "Recipe addition, another seed.",
+                "Recipe addition, another seed: an injected carry persists longer.",
+                "Recipe addition, another seed: an injected carry persists for one loop.",
+                "Recipe addition, another seed: fails on random bits, but not on chains.",
             ),
             start=1,
         )
@@ -54,39 +58,47 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     "addition-no-hold": (
         "addition",
         NO_HOLD,
-        "No hold loops, no noise: with this seed as good without.",
+        "Trained without hold loops and noise; with this seed as accurate.",
     ),
     "addition-no-spare-loops": (
         "addition",
         ["objective.extra_loops=-2"],
-        "Asked after as many loops as a carry takes: the logit lens reads each bit as it comes.",
+        "Trained to answer two loops earlier: the logit lens reads a bit when its carry arrives.",
     ),
     "addition-no-loop-norm": (
         "addition",
         ["model.loop_norm=false"],
-        "No loop norm: on chains beyond training the carry is late.",
+        "No loop norm: beyond the training length the carry of a chain arrives late.",
     ),
-    "parity": ("parity", [], "Parity that reaches far and holds its answer."),
+    "parity": ("parity", [], "Parity, right at eight times the training length; holds its answer."),
     "parity-no-window": ("parity-no-window", [], "Parity, whose answer does not stay after T(n)."),
-    "prefix_sum": ("prefix_sum", [], "Running XOR; other seeds of its recipe reach less far."),
+    "prefix_sum": (
+        "prefix_sum",
+        [],
+        "Running XOR; other seeds of its recipe fail at shorter lengths.",
+    ),
     "copy": ("copy", [], "A shift: right at T(n) loops, and at no other number."),
-    "binary_sum": ("binary_sum", [], "A counter at the = that bits run into."),
+    "binary_sum": ("binary_sum", [], "Counts ones: the bits move to a counter at the =."),
     "multiplication": (
         "multiplication-two-bits",
         [],
-        "Products of two bits and n, in n loops; wrong where a factor has one bit.",
+        "Products of 2-bit and n-bit numbers; wrong where the first factor has one bit.",
     ),
     "unique_set": (
         "unique_set",
         [],
-        "A layer that sees all, then a loop that closes gaps.",
+        "Distinct symbols: a prelude layer finds repeats, the loop closes the gaps.",
     ),
     "token_addition": (
         "token_addition",
         ["seed=1"],
         "Addition in tokens, most significant bit first.",
     ),
-    "abacus": ("abacus", [], "Two layers, four loops, decimal digits written one by one."),
+    "abacus": (
+        "abacus",
+        [],
+        "Abacus addition: two layers, four loops; writes decimal digits one by one.",
+    ),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 
@@ -122,7 +134,7 @@ It returns ``model``, ``task``, ``max_n``, ``origin``, ``note`` and ``baselines`
 """
 
 NOTEBOOK = {
-    "notebook-standard": "Beside it, an ordinary transformer: four untied layers, no loop.",
+    "notebook-standard": "The same notebook's ordinary transformer: four untied layers, no loop.",
     "notebook-looped": "A public notebook's looped model of 8 bits: right on 15 in 16 at most.",
 }
 """The models of analyses/notebook_models.py, and what they are examples of."""

@@ -181,7 +181,7 @@ def ground_truth(batch: Batch) -> None:
 
 
 def recipe(n: int, steps: int, seed: int) -> TrainingConfig:
-    """Supervised at T(n) alone: nothing says what the loops before it should hold."""
+    """Supervised at T(n) and later: no loss constrains the loops before."""
     start = RECIPES["addition"]
     return start.replace(
         task="running_max",

@@ -117,7 +117,7 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
          f"{of['states']:.3f}", "yes" if of["kept"] else "no", round(of["seconds"])]
         for of in found.to_dict("records")
     ]  # fmt: skip
-    head = ["program", "variables", "steps", "lowest IIA", "whole runs", "of whole states", "kept"]
+    head = ["program", "variables", "steps", "lowest IIA", "whole runs", "whole states", "kept"]
     return {"trained-circuits": table([*head, "seconds"], rows)}
 
 

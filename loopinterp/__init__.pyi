@@ -7,6 +7,7 @@ from . import core as core
 from . import decompiler as decompiler
 from . import dynamics as dynamics
 from . import edges as edges
+from . import features as features
 from . import figures as figures
 from . import interventions as interventions
 from . import lenses as lenses

@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 import loopinterp
-from loopinterp import comparison, dynamics, edges, interventions, lenses, models, probing, training
+from loopinterp import (
+    comparison,
+    dynamics,
+    edges,
+    features,
+    interventions,
+    lenses,
+    models,
+    probing,
+    training,
+)
 from loopinterp.adapters import adapt
 from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
@@ -129,6 +139,20 @@ def test_published_models_run_where_their_weights_are(device: torch.device, kind
             for model, x in ((here, inputs), (there, moved))
         ]
         assert torch.equal(*loops)
+
+
+def test_autoencoders_are_trained_and_spliced_where_the_states_are(device: torch.device) -> None:
+    here, there = model_of("plain"), model_of("plain").to(device)
+    inputs, answers = tokens(), []
+    for model in (here, there):
+        x = inputs.to(model.device)
+        with torch.no_grad():
+            states = model(x, n_loops=2, return_type="states")
+        options: dict[str, Any] = {"n_features": 64, "k": 2, "steps": 8, "dead_after": 2}
+        trained = features.train_autoencoder(states[1:].flatten(0, 2), **options)
+        hooks = features.splice_hooks(model, trained, n_loops=2, ablate=[1], steer={2: 1.0})
+        answers.append(model.run_with_hooks(x, n_loops=2, fwd_hooks=hooks))
+    same(answers[1], answers[0])
 
 
 RULES: dict[str, Any] = {

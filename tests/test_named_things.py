@@ -19,7 +19,13 @@ from loopinterp.cli.shared import app
 
 PACKAGE = Path(loopinterp.__file__).parent
 FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
-NO_NAMES = {"loopinterp.lens", "loopinterp.result", "loopinterp.seal", "loopinterp.run"}
+NO_NAMES = {
+    "loopinterp.autoencoder",
+    "loopinterp.lens",
+    "loopinterp.result",
+    "loopinterp.seal",
+    "loopinterp.run",
+}
 NO_NAMES |= {"loopinterp.metrics.lines", "loopinterp.metrics.sha256"}
 """Keys in the metadata of files."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

@@ -17,6 +17,7 @@ from loopinterp import (
     decompiler,
     dynamics,
     edges,
+    features,
     interventions,
     lenses,
     pages,
@@ -39,6 +40,7 @@ ROOMS = (
     comparison,
     decompiler,
     edges,
+    features,
     benchmark,
     training,
 )
@@ -78,6 +80,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
         m, d, torch.ones(_width_of(m)), strengths=(1.0,), n_draws=2
     ),
     "edge_study": lambda m, d: edges.edge_study(m, d, d),
+    "feature_study": lambda m, d: features.feature_study(m, d, _dictionary(m)),
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
@@ -87,15 +90,22 @@ def _width_of(model: Any) -> int:
     return getattr(getattr(model, "config", None), "d_model", 16)
 
 
+def _dictionary(model: Any) -> features.SparseAutoencoder:
+    config = features.AutoencoderConfig(d_in=_width_of(model), n_features=8)
+    device = getattr(model, "device", None)
+    device = device if isinstance(device, torch.device) else "cpu"
+    return features.SparseAutoencoder(config).to(device)
+
+
 NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study"}
 NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
 OF_A_TASK = {"carry_study", "decompilation_study", "evaluate"}
 OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "explore"} | OF_GIVEN_PAIRS
-OF_ONE_LOOP |= {"ablation_study", "steering_sweep"}
+OF_ONE_LOOP |= {"ablation_study", "steering_sweep", "feature_study"}
 OF_INPUTS_ALONE = {"attention_study", "exit_study", "explore", "lens_study", "probe_study"}
-OF_INPUTS_ALONE |= {"steering_sweep"}
+OF_INPUTS_ALONE |= {"steering_sweep", "feature_study"}
 OF_INPUTS_ALONE |= OF_GIVEN_PAIRS
 
 
@@ -262,6 +272,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
         "steering_sweep": {"direction": torch.ones(16), "strengths": [1.0], "n_draws": 2},
+        "feature_study": {"shared": _dictionary(_model())},
         "convergence_study": {"n_spectral": 0},
         "geometry_study": {"n_loops": 12, "limit_steps": 5},
         "reachability_study": {"n_loops": 16, "n_noise": 1, "n_others": 1, "n_draws": 1},

@@ -35,7 +35,7 @@ class _Code(NamedTuple):
     head: bool = True  # whether it has an lm_head, whose classes can be narrowed
     causal: bool = False
 
-    def get(self, name: str) -> Any:
+    def imported(self, name: str) -> Any:
         return getattr(import_module(self.module), name)
 
 
@@ -155,15 +155,15 @@ class AdaptedModelConfig(Settings):
 
         code = _CODE[self.architecture]
         if code.module.startswith(_PLAIN):
-            known = [f.name for f in dataclasses.fields(code.get(code.config))]
+            known = [f.name for f in dataclasses.fields(code.imported(code.config))]
             for name in self.sizes.keys() - {*known}:
                 raise unknown_name("sizes", name, known, error=ConfigError)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             # HRM and TRM take their settings as a mapping.
             of_mapping = self.architecture in ("hrm", "trm")
-            config = dict(self.sizes) if of_mapping else code.get(code.config)(**self.sizes)
-            published = code.get(code.model)(config).eval()
+            config = dict(self.sizes) if of_mapping else code.imported(code.config)(**self.sizes)
+            published = code.imported(code.model)(config).eval()
         if self.n_outputs is not None:
             keep_outputs(published, self.n_outputs)
         return adapt(published, **self.options)

@@ -37,6 +37,7 @@ register_kind("activation-patching", "loopinterp.interventions.patching", "progr
 register_kind("edges", "loopinterp.edges.edge_study", "program")
 register_kind("evaluation", "loopinterp.training.evaluation", "generalisation")
 register_kind("false-names", "loopinterp.benchmark.false_names", "ground-truth")
+register_kind("features", "loopinterp.features.feature_study", "program")
 register_kind("operand-grid", "loopinterp.training.evaluation", "generalisation")
 register_kind("probes", "loopinterp.probing.probe_grid", "program")
 register_kind("seed-summary", "loopinterp.training.seed_summary", "generalisation")

@@ -179,7 +179,7 @@ def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         for head in match.heads
     }
     names_of = dict(zip(match.selectors, match.names))
-    empty = {name for s in match.empty for name in names_of[s]}
+    empty = {name for s in match.nothing for name in names_of[s]}
     right = [
         # a selector of several parts of a program has the part's name before its own
         any(name == selector or name.endswith(f".{selector}") for name in matched[head])

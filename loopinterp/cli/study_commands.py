@@ -230,12 +230,12 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes, with what their models were measured at."""
-    from loopinterp.core.settings import flatten
+    from loopinterp.core.settings import flatten_settings
 
     if name is not None:
         recipe = loopinterp.training.get_recipe(name)
         # Without defaults, which the JSON document has.
-        in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
+        in_words = {"recipe": name, **flatten_settings(recipe.to_dict(defaults=False))}
         print_document({"recipe": name, **recipe.to_dict()}, spell_facts(in_words), as_json)
         return
     listed = []

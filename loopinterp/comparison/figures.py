@@ -291,7 +291,7 @@ def _circuit(verdict: Verdict) -> list[Figure]:
 @findings_of.register
 def _head_findings(result: HeadMatch) -> list[Finding]:
     # An idle head would match selectors of nothing or of everything.
-    idle = {*result.empty, *result.everything}
+    idle = {*result.nothing, *result.everything}
     telling = [name for name in result.selectors if name not in idle]
     computed = {s: h for s, h in zip(result.selectors, result.computes) if h and s in telling}
     findings = []
@@ -319,7 +319,7 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
             )
         findings.append(Finding(text, value=value))
     for names, why in (
-        (result.empty, "they select nothing in these inputs"),
+        (result.nothing, "they select nothing in these inputs"),
         (result.everything, "they select every visible key, as an idle head does"),
     ):
         if names:

@@ -70,7 +70,7 @@ class HeadMatch(Result, kind="head-match"):
         return self.data["selector"].values.tolist()
 
     @property
-    def empty(self) -> list[str]:
+    def nothing(self) -> list[str]:
         """Selectors that select nothing."""
         empty = self.data["overlap_even"].isnull().all(("loop", "head"))
         return empty["selector"].values[empty.values].tolist()

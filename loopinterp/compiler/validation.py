@@ -190,7 +190,7 @@ def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
 
 def _too_many(what: str, values: Values | None = None, *, got: str = "") -> InputError:
     if values is not None:
-        got = f"{len(values):,} or more, up to {int(values[-1]):,}"
+        got = f"at least {len(values):,}, the largest of them {int(values[-1]):,}"
     expected = f"at most {MAX_VALUES:,} values, each of which gets a direction"
     fix = "Bound it with smaller(x, indices) or x % m, list fewer tokens, or lower max_length."
     return InputError(what, expected=expected, given=got, fix=fix)

@@ -130,12 +130,14 @@ class OnlyWith:
             raise ConfigError(name, expected=expected, given=repr(value), fix=fix)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        nested = isinstance(value, Mapping)
-        flat |= flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+        if isinstance(value, Mapping):
+            flat |= flatten_settings(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat
 
 

@@ -220,19 +220,19 @@ class JacobianOperator(ShortRepr):
                 positions = positions[rows]
             yield rows, JacobianOperator(bound.select(rows).step, self.h[rows], positions)
 
-    def apply(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
+    def product(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         self.n_products += 1
         tangent = _masked(v.reshape(self.h.shape), self.mask)
         pushed = push_forward(self.step, self.h, tangent)[1]
         return _masked(pushed, self.mask).reshape(self.like.shape)
 
-    def apply_transposed(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
+    def transposed_product(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         self.n_products += 1
         cotangent = _masked(u.reshape(self.h.shape), self.mask)
         pulled = vjp(self.step, self.h, cotangent)
         return _masked(pulled, self.mask).reshape(self.like.shape)
 
-    def random(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
+    def random_vector(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
         drawn = torch.randn(self.like.shape, generator=generator, dtype=torch.float64)
         if self.mask is not None:
             drawn = torch.where(self.mask.flatten(1).cpu(), drawn, 0)

@@ -63,12 +63,12 @@ class KrylovSchur:
     def exhausted(self) -> Tensor:
         return self.length >= self.operator.sizes
 
-    def extend(self) -> None:
+    def grow(self) -> None:
         """One product and one new vector, for examples with room."""
         for row in (~self.exhausted & (self.length == self.most)).nonzero().flatten().tolist():
             self._restart(row)
         at, active = self.length, ~self.exhausted
-        w = self.operator.apply(self.basis[self.rows, at])
+        w = self.operator.product(self.basis[self.rows, at])
         spanned = self.basis[:, : int(at.max()) + 1]  # [batch, vector, size]
         unit, coefficients, norm = orthogonalise(spanned, w)
         full = at + 1 >= self.operator.sizes  # the next vector would fill the space
@@ -195,7 +195,7 @@ def golub_kahan(
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """
-    forward, backward = operator.apply, operator.apply_transposed
+    forward, backward = operator.product, operator.transposed_product
     if change is not None:
         forward, backward = change(forward), change(backward)
     generator = torch.Generator().manual_seed(seed)
@@ -204,7 +204,7 @@ def golub_kahan(
     n, size = operator.like.shape
     right = operator.like.new_zeros(n, most + 1, size)  # V [batch, vector, size]
     left = operator.like.new_zeros(n, most, size)  # U [batch, vector, size]
-    right[:, 0] = operator.random(generator) if start is None else start
+    right[:, 0] = operator.random_vector(generator) if start is None else start
     upper = torch.zeros(n, most, most, dtype=torch.float64)  # B, upper bidiagonal
     for k in range(most):
         full, over = (k + 1 >= sizes), (k >= sizes)
@@ -230,7 +230,7 @@ def _renewed(
     """A new direction for examples whose space has become invariant."""
     if not lost.any():
         return unit
-    fresh = orthogonalise(spanned, operator.random(generator))[0]
+    fresh = orthogonalise(spanned, operator.random_vector(generator))[0]
     return torch.where(lost[:, None].to(unit.device), fresh, unit)
 
 

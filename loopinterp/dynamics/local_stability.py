@@ -284,7 +284,7 @@ def transient_growth(
         if (torch.stack(norms).amin(0) < 1).all():
             break
         # The next power may enlarge another direction most: some of every one goes in.
-        noise = operator.random(torch.Generator().manual_seed(seed + loop))
+        noise = operator.random_vector(torch.Generator().manual_seed(seed + loop))
         start = space.leading_right() + 0.1 * noise
         start = start / start.norm(dim=1, keepdim=True)
     every = torch.stack(norms)  # [loop, batch]
@@ -353,7 +353,7 @@ def lyapunov_exponents(
     discard = n_loops // 4 if discard is None else discard
     operator = JacobianOperator(step, h, n_values=k)
     generator = torch.Generator().manual_seed(seed)
-    tangents, _ = _qr(torch.stack([operator.random(generator) for _ in range(k)], dim=-1))
+    tangents, _ = _qr(torch.stack([operator.random_vector(generator) for _ in range(k)], dim=-1))
     state, dead = operator.h, torch.zeros(len(h), dtype=torch.bool, device=h.device)
     total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)  # log growth
     loops = torch.zeros(n_blocks, dtype=torch.float32)

@@ -109,12 +109,12 @@ def leading_eigenvalues(
     least = max(k, min(k + 3, int(operator.sizes.max()), max_products))
     check_integer("max_vectors", max_vectors, least=least)
     generator = torch.Generator().manual_seed(seed)
-    start, pairs, n_products = operator.random(generator), [], []
+    start, pairs, n_products = operator.random_vector(generator), [], []
     for rows, part in operator.parts(max_vectors + 1):
         krylov = KrylovSchur(part, k, max_vectors, start=start[rows], generator=generator)
         n_converged = 0
         while part.n_products < max_products and not krylov.exhausted.all():
-            krylov.extend()
+            krylov.grow()
             if part.n_products % CHECK_EVERY or (krylov.length < k).any():
                 continue
             # Twice in a row, so that a smaller eigenvalue that appears first is not taken.

@@ -405,7 +405,7 @@ class _Runs:
         for (component, layer), change in changes.items():
             places["block", 0, layer][component] = change
         run = self._iteration
-        return run.advance(h, run.e, run.context, Taps.changing(places), **run.index(loop))
+        return run.advance(h, run.e, run.context, Taps.changing(places), **run.loop_argument(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
         """Logits of each example after its own T(n), after changes at the loops of a span."""

@@ -136,11 +136,48 @@ def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
     if "." not in name or model.addresses().has(name):
         return None
     book = model.addresses(n_loops)
-    place = book.addresses[book.resolve(name)]
+    place = book.addresses[book.resolve_name(name)]
     if place.section != "block":
         expected, fix = "a hook inside the loop", f"Pass the component, {place.component!r}."
         raise InputError("component", expected=expected, given=repr(name), fix=fix)
     return place
+
+
+def scored_examples(
+    model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
+) -> tuple[Tensor, Bool[Tensor, "batch pos"], int]:
+    """Inputs, positions whose answers count (asked, or all of inputs alone), and loops."""
+    if isinstance(data, torch.Tensor):
+        inputs, n_loops = inputs_and_loops(model, data, n_loops)
+        return inputs, torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device), n_loops
+    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
+    ends = batch.n_loops.unique().tolist()
+    if n_loops is None and len(ends) > 1:
+        got, fix = (
+            f"numbers from {ends[0]} to {ends[-1]}",
+            "Draw them with one n, or pass n_loops=.",
+        )
+        expected = "examples with one required number of loops"
+        raise InputError("data", expected=expected, given=got, fix=fix)
+    scored = batch.targets != IGNORE
+    if not scored.any(1).all():
+        fix = "Pass the inputs alone to count all positions."
+        expected = "an asked position in each example"
+        raise InputError("data", expected=expected, given="examples without any", fix=fix)
+    return batch.inputs, scored, ends[0] if n_loops is None else n_loops
+
+
+def hooks_by_loop(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:
+    """The name of one site at each loop."""
+    names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
+    if len(names) != n_loops:
+        most = model.site_map.n_layers - 1
+        expected, fix = (
+            f"a layer from 0 to {most}",
+            f"Pass layer={most}, or a component of the loop.",
+        )
+        raise InputError("layer", expected=expected, given=str(layer), fix=fix)
+    return names
 
 
 def given_pairs(

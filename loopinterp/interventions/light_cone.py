@@ -159,7 +159,7 @@ class LightCone:
         if self.reach is not None:
             if listening:
                 return self.model.step(h, e, None, *listening)
-            return self.model.step(h, e, **self.iteration.index(loop))
+            return self.model.step(h, e, **self.iteration.loop_argument(loop))
         context = self.iteration.context
         context = None if context is None else context.select(row)
         n_before = self.states.shape[2] - h.shape[1]  # positions that are not held
@@ -170,7 +170,9 @@ class LightCone:
                 [x[:, :n_before].index_select(0, row) for x in both] for both in self._keys[loop]
             )
             context = replace(context, remember=_recalling(layers))
-        return self.iteration.advance(h, e, context, *listening, **self.iteration.index(loop))
+        return self.iteration.advance(
+            h, e, context, *listening, **self.iteration.loop_argument(loop)
+        )
 
     def finish(
         self,

@@ -21,11 +21,12 @@ from loopinterp.interventions.base_and_source import (
     chosen_loops,
     chosen_positions,
     hook_place,
+    hooks_by_loop,
     patched_component,
+    scored_examples,
 )
 from loopinterp.models.protocol import describe_model, need_hooks
-from loopinterp.models.study_examples import examples_for, inputs_and_loops
-from loopinterp.tasks.task import IGNORE, describe_tensor
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -235,12 +236,12 @@ def steering_sweep(
     """
     need_hooks(model)
     direction = _check_direction(_as_direction(direction))
-    inputs, scored, n_loops = _examples(model, data, n_loops, n, batch_size, seed)
+    inputs, scored, n_loops = scored_examples(model, data, n_loops, n, batch_size, seed)
     place = hook_place(model, component, n_loops)
     if place is not None:
         component, layer, loops = place.component, place.layer, [place.loop or 0]
     target = patched_component(model, component)
-    names = _names(model, target.full, layer, n_loops)
+    names = hooks_by_loop(model, target.full, layer, n_loops)
     where = chosen_positions(positions, inputs)[0]
     if len(where) != 1:
         fix = "Pass integers [batch], or None for all."
@@ -322,43 +323,6 @@ class _Runs:
         else:
             metric = torch.as_tensor(self._metric(logits)).double().expand(len(logits))
         return torch.stack([changed.double(), metric]).cpu().numpy()
-
-
-def _examples(
-    model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
-) -> tuple[Tensor, Bool[Tensor, "batch pos"], int]:
-    """Inputs, positions whose answers count, and loops."""
-    if isinstance(data, torch.Tensor):
-        inputs, n_loops = inputs_and_loops(model, data, n_loops)
-        return inputs, torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device), n_loops
-    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
-    ends = batch.n_loops.unique().tolist()
-    if n_loops is None and len(ends) > 1:
-        got, fix = (
-            f"numbers from {ends[0]} to {ends[-1]}",
-            "Draw them with one n, or pass n_loops=.",
-        )
-        expected = "examples with one required number of loops"
-        raise InputError("data", expected=expected, given=got, fix=fix)
-    scored = batch.targets != IGNORE
-    if not scored.any(1).all():
-        fix = "Pass the inputs alone to count all positions."
-        expected = "an asked position in each example"
-        raise InputError("data", expected=expected, given="examples without any", fix=fix)
-    return batch.inputs, scored, ends[0] if n_loops is None else n_loops
-
-
-def _names(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:
-    """The hook at each loop."""
-    names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
-    if len(names) != n_loops:
-        most = model.site_map.n_layers - 1
-        expected, fix = (
-            f"a layer from 0 to {most}",
-            f"Pass layer={most}, or a component of the loop.",
-        )
-        raise InputError("layer", expected=expected, given=str(layer), fix=fix)
-    return names
 
 
 def _as_direction(given: Any) -> Any:

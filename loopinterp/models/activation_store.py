@@ -287,16 +287,16 @@ class ActivationStore:
         """The ``prompt``, position ``pos`` and ``token`` of each row."""
         import pandas as pd
 
-        return pd.DataFrame({name: self.numpy(name) for name in _ABOUT_ROWS})
+        return pd.DataFrame({name: self.read_array(name) for name in _ABOUT_ROWS})
 
-    def numpy(self, site: str, rows: slice | Sequence[int] | None = None) -> np.ndarray:
+    def read_array(self, site: str, rows: slice | Sequence[int] | None = None) -> np.ndarray:
         """A site's activations ``[row, …]``: a view of the file if there is one shard.
 
         bfloat16 becomes float32, which NumPy has.
         """
-        return _as_numpy(self.tensor(site, rows))
+        return _as_numpy(self.read_tensor(site, rows))
 
-    def tensor(self, site: str, rows: slice | Sequence[int] | None = None) -> Tensor:
+    def read_tensor(self, site: str, rows: slice | Sequence[int] | None = None) -> Tensor:
         """A site's activations ``[row, …]``, all of them or some rows."""
         maps = [shard[site] for shard in self._maps(site)]
         if rows is None:
@@ -317,7 +317,7 @@ class ActivationStore:
         names = [name for name in self.sites if name.endswith(ends)]
         if not names:
             raise unknown_name("component", component, self.sites)
-        return torch.stack([self.tensor(name, rows) for name in names])
+        return torch.stack([self.read_tensor(name, rows) for name in names])
 
     def dataset(self, site: str) -> StoredRows:
         """A site's rows as a torch ``Dataset``, for a ``DataLoader``."""
@@ -350,11 +350,11 @@ class StoredRows(Dataset[Tensor]):
         return len(self.store)
 
     def __getitem__(self, k: SupportsIndex) -> Tensor:
-        return self.store.tensor(self.site, [int(k)])[0]
+        return self.store.read_tensor(self.site, [int(k)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Tensor]:
         """The rows of a batch, read together."""
-        return [*self.store.tensor(self.site, rows)]
+        return [*self.store.read_tensor(self.site, rows)]
 
 
 def _mapped(file: Path) -> dict[str, Tensor]:

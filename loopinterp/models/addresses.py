@@ -267,7 +267,7 @@ class AddressBook:
         names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 
-    def resolve(self, name: str) -> str:
+    def resolve_name(self, name: str) -> str:
         # Names of TransformerLens' bridge: blocks.3.hook_in, blocks.3.hook_out.
         if bridged := re.fullmatch(r"(blocks\.\d+)\.hook_(in|out)", name):
             end = "pre" if bridged[2] == "in" else "post"
@@ -314,7 +314,7 @@ class AddressBook:
         if not names:
             fix = "Name a layer and loop that exist."
             raise HookError("name of a hook", expected="one or more", given="none", fix=fix)
-        return [self.addresses[full] for full in dict.fromkeys(map(self.resolve, names))]
+        return [self.addresses[full] for full in dict.fromkeys(map(self.resolve_name, names))]
 
     def select(self, names_filter: object, loops: Index = None) -> list[str]:
         """The names that a filter keeps, only of the given loops unless None.
@@ -340,7 +340,7 @@ class AddressBook:
                 # A bare component name means that component everywhere: every loop and layer.
                 component = self._full_component(name)
                 if component is None:
-                    chosen.add(self.resolve(name))
+                    chosen.add(self.resolve_name(name))
                 else:
                     chosen |= {k for k, v in self.addresses.items() if v.component == component}
             names_kept = [name for name in self.addresses if name in chosen]

@@ -194,7 +194,7 @@ def attribute_logit(
     in_readout = {name: x[0] if no_batch else x for name, x in recorder.activations.items()}
 
     def reread(name: str) -> Tensor:
-        x = in_readout.get(model.addresses().resolve(name))
+        x = in_readout.get(model.addresses().resolve_name(name))
         return read(name).to(model.device) if x is None else x
 
     classes = [_classes("tokens", tokens, logits)]

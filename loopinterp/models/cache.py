@@ -174,7 +174,7 @@ class LoopedCache(ActivationCache):
         book = self.model.addresses()
         if isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda.")):
             site, gradient = _split_gradient(key)
-            return book.resolve(site) + gradient
+            return book.resolve_name(site) + gradient
         if not (isinstance(key, tuple) and len(key) in (2, 3) and isinstance(key[0], str)):
             return key
         name, *indices = key
@@ -373,7 +373,7 @@ class LoopedCache(ActivationCache):
             if any(site.endswith(ends) for site in sites):
                 view._flags |= {flag}
         tensors = read_activations(folder, index)
-        readout = RunReadout.take(tensors)
+        readout = RunReadout.pop_from(tensors)
         unknown = {name.removesuffix("_grad") for name in tensors} - {*view.addresses().addresses}
         if unknown:
             expected = f"activations of a run of {index['n_loops']} loops"

@@ -67,7 +67,7 @@ def convert_model(
     if where is not None:
         expected = f"the original's numbers to {tolerance:g}"
         got = f"a difference, first in {where}"
-        fix = "Compare the weights that enter there, or pass activations= to look inside."
+        fix = "Compare the weights used there, or pass activations= to look inside."
         raise InputError("converted model", expected=expected, given=got, fix=fix)
     return model
 
@@ -89,8 +89,9 @@ class Difference:
 
     def __str__(self) -> str:
         if self.place is None:
-            return f"{self.site}: shape {self.theirs} there and {self.ours} here"
-        return f"{self.site}: {self.theirs:.6g} there and {self.ours:.6g} here at {self.place}"
+            return f"{self.site}: shape {self.theirs} in the original and {self.ours} converted"
+        numbers = f"{self.theirs:.6g} in the original and {self.ours:.6g} converted"
+        return f"{self.site}: {numbers}, at {self.place}"
 
 
 @torch.no_grad()
@@ -111,7 +112,7 @@ def first_difference(
     """
     need_model(original)
     book = converted.addresses(n_loops)
-    expected = {book.resolve(name): x for name, x in (activations or {}).items()}
+    expected = {book.resolve_name(name): x for name, x in (activations or {}).items()}
     if outside := [name for name in expected if book.addresses[name].loop is None]:
         fix = "Leave it out: embedding, prelude and readout are compared anyway."
         expected_sites = "activations inside a loop"

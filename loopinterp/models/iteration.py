@@ -48,7 +48,7 @@ class Iteration(ShortRepr):
         self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         """One loop; its index, from 0 on, is needed if the step takes it."""
-        return self.advance(h, self.e, self.context, **self.index(loop))
+        return self.advance(h, self.e, self.context, **self.loop_argument(loop))
 
     def step_each(
         self, h: Float[Tensor, "batch pos d_model"], loop: Int[Tensor, " batch"]
@@ -61,7 +61,7 @@ class Iteration(ShortRepr):
         parts = [self.select(some).step(h[some], int(loop[some[0]])) for some in rows]
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
-    def index(self, loop: int | None) -> dict[str, int]:
+    def loop_argument(self, loop: int | None) -> dict[str, int]:
         """The loop's index as a keyword argument, if ``advance`` takes it."""
         return {"loop": loop} if self.takes_loop and loop is not None else {}
 

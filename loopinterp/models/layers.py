@@ -16,7 +16,7 @@ from loopinterp.models.attention import Attention
 from loopinterp.models.config import FORKS
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import SILENT, Tap
-from loopinterp.models.weights import LinearMap, norm, weights_of
+from loopinterp.models.weights import LinearMap, apply_norm, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -34,10 +34,10 @@ def tapped_norm(
     tap: Tap = SILENT,
     name: str = "",
 ) -> Float[Tensor, "*shape d_model"]:
-    """:func:`~loopinterp.models.weights.norm`, past the hooks of its scale and normed vector."""
+    """:func:`~loopinterp.models.weights.apply_norm`, past its two hooks."""
     scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
     if tap is SILENT or not tap.listens(scale_name, normalized_name):
-        return norm(x, weight, bias, eps)
+        return apply_norm(x, weight, bias, eps)
     if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
         # The recorded values are rounded; the run does not use them.
         wide = x.float()
@@ -45,7 +45,7 @@ def tapped_norm(
         scale = (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
         tap(scale_name, scale.to(x.dtype))
         tap(normalized_name, (centred / scale).to(x.dtype))
-        return norm(x, weight, bias, eps)
+        return apply_norm(x, weight, bias, eps)
     if bias is not None and not tap.edits(scale_name):
         # One fused operation gives both, as long as no hook may change the scale.
         normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, eps)

@@ -226,7 +226,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         taps = Taps([*stop, *points], fires, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:
-            recorder.backward(out if loss_fn is None else loss_fn(out))
+            recorder.add_gradients(out if loss_fn is None else loss_fn(out))
         readout = None
         if recorder.last is not None:
             readout = recorder.readout(by_example=isinstance(n_loops, torch.Tensor))

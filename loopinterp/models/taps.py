@@ -43,7 +43,7 @@ class RunReadout:
         return {f"readout.{name}": x for name, x in vars(self).items() if x is not None}
 
     @classmethod
-    def take(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
+    def pop_from(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
         """Remove it from a file's tensors; None if absent."""
         tensors.pop("readout.weights", None)  # a digest in files of earlier versions
         names = ("state", "positions", "by_example", "logits")
@@ -184,7 +184,7 @@ class Recorder:
             None if logits is None else logits.detach().to(device=self._device),
         )
 
-    def backward(self, loss: Tensor) -> None:
+    def add_gradients(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
         if loss.numel() != 1 or not loss.requires_grad:
             got = f"shape {list(loss.shape)}, requires_grad={loss.requires_grad}"

@@ -35,7 +35,7 @@ class LinearMap(nn.Linear):
         return torch.baddbmm(bias[:, None], input, weight.transpose(1, 2))
 
 
-def norm(
+def apply_norm(
     x: Float[Tensor, "*row d_model"],
     weight: Float[Tensor, "*model d_model"],
     bias: Float[Tensor, "*model d_model"] | None,

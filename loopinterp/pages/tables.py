@@ -15,7 +15,7 @@ from markupsafe import Markup
 from loopinterp.core.errors import CheckpointError
 from loopinterp.core.intervals import ENDS
 from loopinterp.core.results import Figure, Result
-from loopinterp.core.settings import flatten
+from loopinterp.core.settings import flatten_settings
 from loopinterp.core.storage import parse_json_object, read_bytes, spell_json
 from loopinterp.figures import LinePanel, Series, bars_with_intervals, colour, line_panels
 from loopinterp.figures.circuit_graph import script_json
@@ -245,7 +245,7 @@ def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """
     parts = {title: part for title, part in config.items() if isinstance(part, Mapping)}
     top_level = {name: value for name, value in config.items() if name not in parts}
-    tables = {title: flatten(part) for title, part in {"run": top_level, **parts}.items()}
+    tables = {title: flatten_settings(part) for title, part in {"run": top_level, **parts}.items()}
     return {t: {k: _spell(v) for k, v in table.items()} for t, table in tables.items() if table}
 
 

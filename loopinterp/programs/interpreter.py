@@ -95,7 +95,7 @@ class Interpreter:
                 self._fixed.update(self._execute(plan, {}, fixed))
             self._changing[roots] = _planned(changing, roots)
         values = self._execute(self._changing[roots], variables, roots)
-        return {x: v.all() if isinstance(v, Selection) else v for x, v in values.items()}
+        return {x: v.matrix() if isinstance(v, Selection) else v for x, v in values.items()}
 
     def _execute(
         self, plan: _Plan, variables: Mapping[str, Tensor], results: Collection[Expr]

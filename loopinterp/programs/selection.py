@@ -44,9 +44,13 @@ class Selection:
             self._holds = PREDICATES[predicate]
         else:
             relation = Relation(predicate, k.device)
-            self.k, self.q, self._holds = relation.keys(k), relation.queries(q), relation.holds
+            self.k, self.q, self._holds = (
+                relation.key_rows(k),
+                relation.query_columns(q),
+                relation.holds,
+            )
 
-    def all(self) -> Bool[Tensor, "_ query key"]:
+    def matrix(self) -> Bool[Tensor, "_ query key"]:
         """The whole selection, with a batch axis of 1 where all examples agree."""
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
         for keys, queries, rows, selected in self._steps(self.batch):
@@ -237,11 +241,11 @@ class Relation:
         self._table = torch.zeros(n_rows * width, dtype=torch.bool, device=device)
         self._table[self._rows[row] + self._columns[column]] = True
 
-    def keys(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    def key_rows(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The start of each key's row in the table."""
         return look_up(k, self._keys, self._rows, 0)
 
-    def queries(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    def query_columns(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The column of each query."""
         return look_up(q, self._queries, self._columns, 0)
 

@@ -17,7 +17,7 @@ from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
-from loopinterp.core.settings import Seed, Settings, flatten
+from loopinterp.core.settings import Seed, Settings, flatten_settings
 from loopinterp.core.storage import (
     only_writer,
     read_json,
@@ -311,7 +311,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
 
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
     """Raise if two configurations differ, naming the first setting."""
-    old, new = flatten(saved.to_dict()), flatten(config.to_dict())  # by dotted name
+    old, new = map(flatten_settings, (saved.to_dict(), config.to_dict()))  # by dotted name
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             expected = f"{old.get(key)!r}, as the run in {folder} has it"

@@ -19,7 +19,7 @@ from loopinterp.core.errors import (
     check_choice,
     unknown_name,
 )
-from loopinterp.core.settings import Seed, flatten, settings
+from loopinterp.core.settings import Seed, flatten_settings, settings
 from loopinterp.core.storage import read_json_object
 from loopinterp.core.text import say
 from loopinterp.training.answer_scores import Lowest, lowest_of
@@ -196,7 +196,7 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
         (0.0003, 7)
     """
     values = config.to_dict()
-    known = sorted(flatten(values))  # dotted names
+    known = sorted(flatten_settings(values))  # dotted names
     for setting in settings:
         key, equals, text = setting.partition("=")
         *parents, last = path = key.strip().split(".")

@@ -18,7 +18,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import CONFIG
-from loopinterp.core.settings import Seed, Settings, flatten, settings
+from loopinterp.core.settings import Seed, Settings, flatten_settings, settings
 from loopinterp.core.storage import (
     digest_tensors,
     need_writable,
@@ -194,7 +194,9 @@ def make_entry(
         raise InputError(what, expected="one that was trained to its end", given=got, fix=fix)
     changes: dict[str, Any] = {}  # dotted names with values that are not the recipe's
     if recipe is not None:  # the device is no setting of the recipe
-        usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))
+        usual, changed = (
+            flatten_settings(c.to_dict()) for c in (get_recipe(recipe).config, run.config)
+        )
         changes = {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}
     card = Card(
         note=note,

@@ -71,7 +71,7 @@ def test_a_change_after_one_fast_cycle_is_that_of_the_native_forward_there(
     _, clean = model.run_with_cache(tokens, n_loops=LOOPS)
     with model.hooks(hooks, n_loops=LOOPS):
         _, cache = model.run_with_cache(tokens, n_loops=LOOPS)
-    first = list(cache).index(model.addresses(LOOPS).resolve(site))
+    first = list(cache).index(model.addresses(LOOPS).resolve_name(site))
     assert all(torch.equal(cache[k], clean[k]) for k in list(cache)[: first - 1])
     assert not any(
         _close(cache[k], clean[k]) for k in list(cache)[first:] if "hook_injection" not in k
@@ -87,7 +87,7 @@ def test_names_of_fast_cycles_are_names_of_layers(name: str) -> None:
         for layer in range(n):
             alias = f"loops.1.inner.{cycle}.blocks.{layer}.hook_resid_pre"
             number = model.site_map.n_layers + flat
-            assert model.addresses(2).resolve(alias) == f"blocks.{number}.hook_resid_pre"
+            assert model.addresses(2).resolve_name(alias) == f"blocks.{number}.hook_resid_pre"
             flat += 1
     assert flat == model.site_map.n_layers
 

@@ -122,7 +122,7 @@ def test_a_selector_that_selects_nothing_says_nothing(parts):
     late = selectors["shift"].clone()
     late[0] = False
     found = match_heads(patterns, {**selectors, "never": never, "late": late})
-    assert found.empty == ["never"]
+    assert found.nothing == ["never"]
     assert found.data[["overlap", "mass"]].sel(selector="never").isnull().all().to_array().all()
     assert found.assigned[2] == "" and found.computes[2] == []
     assert found.data["overlap"].sel(loop=0, selector="late").isnull().all()

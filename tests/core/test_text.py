@@ -19,6 +19,7 @@ from loopinterp import (
     decompiler,
     dynamics,
     edges,
+    features,
     figures,
     interventions,
     lenses,
@@ -43,6 +44,7 @@ ROOMS = (
     comparison,
     decompiler,
     edges,
+    features,
     dynamics,
     benchmark,
     lenses,
@@ -190,6 +192,10 @@ def _examples() -> dict[str, Any]:
         "SingularValues": dynamics.largest_singular_values(torch.cos, states[0, :1, :1], 1),
         "TransientGrowth": dynamics.transient_growth(torch.cos, states[0, :1, :1], 1),
         "Status": dynamics.Status.CONVERGED,
+        "AutoencoderConfig": features.AutoencoderConfig(d_in=4, n_features=8),
+        "SparseAutoencoder": features.SparseAutoencoder(
+            features.AutoencoderConfig(d_in=4, n_features=8)
+        ),
         "ChainSample": probing.sample_chains(
             task, n=24, max_chain=4, n_pairs=4, generator=torch.Generator().manual_seed(0)
         ),

@@ -116,7 +116,7 @@ def test_products_at_chosen_positions_are_those_of_a_block() -> None:
             torch.testing.assert_close(product(step, h, v, positions=positions), expected)
     operator = JacobianOperator(step, h, by_example)
     assert operator.sizes.tolist() == [16, 8, 24]
-    drawn = operator.random(torch.Generator().manual_seed(0)).unflatten(1, (4, 8))
+    drawn = operator.random_vector(torch.Generator().manual_seed(0)).unflatten(1, (4, 8))
     assert ((drawn != 0).any(2) == by_example).all()
 
 

@@ -13,11 +13,11 @@ def test_what_a_restart_holds_is_still_a_krylov_relation() -> None:
     matrix = random_state(30, 30)
     operator = JacobianOperator(linear(matrix), torch.zeros(2, 30, dtype=torch.float64))
     generator = torch.Generator().manual_seed(0)
-    start = operator.random(generator)
+    start = operator.random_vector(generator)
     krylov = KrylovSchur(operator, k=2, max_vectors=9, start=start, generator=generator)
     lengths = []
     for _ in range(25):
-        krylov.extend()
+        krylov.grow()
         lengths.append(int(krylov.length[0]))
         for row in range(2):
             m = int(krylov.length[row])

@@ -40,7 +40,7 @@ def test_rows_are_those_of_each_prompt_run_by_itself(kind: str, tmp_path: Path) 
     store = store_activations(model, PROMPTS, tmp_path / "a", shard_bytes=3000, **options)
     assert len(store) == sum(map(len, PROMPTS)) and store.sites == [residual]
     expected = by_hand(model, PROMPTS, residual, 3)
-    torch.testing.assert_close(store.tensor(residual), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(store.read_tensor(residual), expected, atol=1e-5, rtol=1e-5)
     rows = store.rows()
     assert rows["token"].tolist() == [token for prompt in PROMPTS for token in prompt]
     assert rows["prompt"].tolist() == [k for k, prompt in enumerate(PROMPTS) for _ in prompt]
@@ -76,7 +76,7 @@ def test_shards_batches_and_positions_change_no_row(
         for name in store.sites:
             alone = [by_hand(model, [prompt], name, 3) for prompt in prompts]
             expected = torch.cat([x if chosen is None else x[chosen] for x in alone])
-            torch.testing.assert_close(store.tensor(name), expected)
+            torch.testing.assert_close(store.read_tensor(name), expected)
         assert store.stack("resid_post").shape[0] == 2 * model.config.n_layers
 
 
@@ -124,22 +124,24 @@ def test_types(dtype: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"names_filter": name, "n_loops": 2, "dtype": dtype}
     store = store_activations(model, PROMPTS, tmp_path, **options)
     expected = by_hand(model, PROMPTS, name, 2).to(getattr(torch, dtype))
-    assert store.tensor(name).dtype == expected.dtype
-    torch.testing.assert_close(store.tensor(name).float(), expected.float(), atol=1e-5, rtol=1e-2)
-    array = store.numpy(name)
+    assert store.read_tensor(name).dtype == expected.dtype
+    torch.testing.assert_close(
+        store.read_tensor(name).float(), expected.float(), atol=1e-5, rtol=1e-2
+    )
+    array = store.read_array(name)
     assert array.dtype == np.dtype("float32" if dtype == "bfloat16" else dtype)
-    np.testing.assert_array_equal(array, store.tensor(name).to(torch.float64).numpy())
+    np.testing.assert_array_equal(array, store.read_tensor(name).to(torch.float64).numpy())
 
 
 def test_rows_are_asked_for_singly_in_slices_and_by_a_loader(tmp_path: Path) -> None:
     model, name = build("plain"), "blocks.0.hook_resid_post"
     options: dict[str, Any] = {"names_filter": "resid_post", "n_loops": 2, "shard_bytes": 1500}
     store = store_activations(model, PROMPTS, tmp_path, **options)
-    whole = store.tensor(name)
-    assert torch.equal(store.tensor(name, slice(3, 17, 4)), whole[3:17:4])
-    assert torch.equal(store.tensor(name, [-1, 0, 5, 5]), whole[[-1, 0, 5, 5]])
+    whole = store.read_tensor(name)
+    assert torch.equal(store.read_tensor(name, slice(3, 17, 4)), whole[3:17:4])
+    assert torch.equal(store.read_tensor(name, [-1, 0, 5, 5]), whole[[-1, 0, 5, 5]])
     with pytest.raises(IndexError):
-        store.tensor(name, [len(store)])
+        store.read_tensor(name, [len(store)])
     data = store.dataset(name)
     assert torch.equal(data[7], whole[7]) and len(data) == len(whole)
     generator = torch.Generator().manual_seed(0)
@@ -149,8 +151,8 @@ def test_rows_are_asked_for_singly_in_slices_and_by_a_loader(tmp_path: Path) -> 
     seen = torch.cat(batches).double() @ torch.arange(1.0, 17.0, dtype=torch.float64)
     torch.testing.assert_close(seen.sort().values, key.sort().values)
     # What a reader writes into its rows stays out of the file.
-    store.tensor(name)[0] = 9.0
-    assert torch.equal(ActivationStore(tmp_path).tensor(name), whole)
+    store.read_tensor(name)[0] = 9.0
+    assert torch.equal(ActivationStore(tmp_path).read_tensor(name), whole)
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +168,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         ActivationStore(tmp_path)
     store = store_activations(model, PROMPTS, tmp_path, **options)
     with pytest.raises(InputError):
-        store.tensor("blocks.0.hook_resid_pst")
+        store.read_tensor("blocks.0.hook_resid_pst")
     for name, value in (("n_loops", 3), ("dtype", "float64"), ("names_filter", "resid_pre")):
         other: dict[str, Any] = options | {name: value}
         with pytest.raises(InputError) as caught:

@@ -42,10 +42,10 @@ def test_slices_lists_and_negative_indices() -> None:
 
 def test_the_alias_names_the_same_place() -> None:
     book = _book()
-    assert book.resolve("loops.2.blocks.1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
-    assert book.resolve("loops.-1.blocks.-1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
-    assert book.resolve("blocks.6.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
-    assert book.resolve("loops.-1.hook_state_post") == "loops.2.hook_state_post"
+    assert book.resolve_name("loops.2.blocks.1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+    assert book.resolve_name("loops.-1.blocks.-1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+    assert book.resolve_name("blocks.6.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+    assert book.resolve_name("loops.-1.hook_state_post") == "loops.2.hook_state_post"
 
 
 def test_the_surround_has_addresses_of_its_own() -> None:
@@ -53,8 +53,8 @@ def test_the_surround_has_addresses_of_its_own() -> None:
     assert book.site("pattern", section="prelude") == "blocks.0.attn.hook_pattern"
     assert book.site("pattern", section="coda", layer=-1) == "blocks.8.attn.hook_pattern"
     assert book.site("z", section="coda") == ["blocks.7.attn.hook_z", "blocks.8.attn.hook_z"]
-    assert book.resolve("prelude.0.attn.hook_z") == "blocks.0.attn.hook_z"
-    assert book.resolve("coda.-2.hook_resid_post") == "blocks.7.hook_resid_post"
+    assert book.resolve_name("prelude.0.attn.hook_z") == "blocks.0.attn.hook_z"
+    assert book.resolve_name("coda.-2.hook_resid_post") == "blocks.7.hook_resid_post"
     assert _book("plain").site("z", section="coda") == []
 
 
@@ -102,16 +102,16 @@ def test_wrong_addresses_in_the_surround(address: dict[str, Any], what: str, giv
 )
 def test_indices_out_of_range_are_refused_with_the_range(name: str, ends: list[str]) -> None:
     with pytest.raises(HookError) as caught:
-        _book().resolve(name)
+        _book().resolve_name(name)
     assert " to ".join(ends) in caught.value.expected
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with naming("component", HookError) as caught:
-        _book().resolve("loops.0.blocks.0.attn.hook_patern")
+        _book().resolve_name("loops.0.blocks.0.attn.hook_patern")
     assert "'attn.hook_pattern'" in caught.value.fix
     with naming("hook", HookError):
-        _book().resolve("nonsense")
+        _book().resolve_name("nonsense")
 
 
 def test_a_layer_makes_no_sense_once_per_loop() -> None:
@@ -208,16 +208,16 @@ def test_heads_are_those_of_the_kind() -> None:
 def test_a_layer_is_found_by_its_own_name_in_the_loop(loop: int, layer: int) -> None:
     book = _nested()
     other = book.site_map.layer_names[layer]
-    plain = book.resolve(f"loops.{loop}.blocks.{layer}.hook_resid_pre")
-    assert book.resolve(f"loops.{loop}.{other}.hook_resid_pre") == plain
+    plain = book.resolve_name(f"loops.{loop}.blocks.{layer}.hook_resid_pre")
+    assert book.resolve_name(f"loops.{loop}.{other}.hook_resid_pre") == plain
     assert plain == f"blocks.{3 * loop + layer}.hook_resid_pre"
-    assert book.resolve(f"loops.{loop - 2}.{other}.hook_resid_pre") == plain
+    assert book.resolve_name(f"loops.{loop - 2}.{other}.hook_resid_pre") == plain
 
 
 def test_a_name_that_only_begins_like_one_is_none() -> None:
     for name in ("loops.0.inner.1.blocks.1.hook_resid_pre", "loops.0.inner.2.hook_resid_pre"):
         with pytest.raises(HookError):
-            _nested().resolve(name)
+            _nested().resolve_name(name)
 
 
 def test_a_site_that_some_layers_have_is_refused_of_the_others() -> None:

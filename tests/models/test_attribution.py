@@ -123,7 +123,7 @@ class RunOutputs:
             x[:, :, part] = 0
             return x
 
-        site = self.model.addresses().resolve(site)
+        site = self.model.addresses().resolve_name(site)
         hooks: list[Any] = [(name, hook) for name in self.kept if name != site]
         return self.model.run_with_hooks(self.x, fwd_hooks=[*hooks, (site, ablate)])
 

@@ -240,7 +240,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
     scale = "loops.2.blocks.0.ln1.hook_scale"
     _, cache = model.run_with_cache(x, n_loops=T, incl_bwd=True, loss_fn=lambda y: y.square().sum())
     step = 1e-6
-    for site in (where, model.addresses(T).resolve(scale)):
+    for site in (where, model.addresses(T).resolve_name(scale)):
         gradient = cache.cache_dict[f"{site}_grad"]
         direction = torch.randn(
             gradient.shape, dtype=gradient.dtype, generator=torch.Generator().manual_seed(0)

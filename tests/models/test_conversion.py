@@ -218,7 +218,9 @@ def test_activations_say_which_component_of_the_loop_it_is() -> None:
     wrong = _converted(**{"block.0.mlp.fc_in.bias": changed})
     difference = first_difference(_original(), wrong, INPUTS, n_loops=LOOPS, activations=theirs)
     assert difference is not None and difference.site == "blocks.0.mlp.hook_post"
-    assert difference.place is not None and str(difference).endswith(f" here at {difference.place}")
+    assert difference.place is not None and str(difference).endswith(
+        f" converted, at {difference.place}"
+    )
     outside = {"hook_embed": cache["hook_embed"]}
     with pytest.raises(InputError, match=r"^activations: .*hook_embed"):
         first_difference(right, right, INPUTS, n_loops=LOOPS, activations=outside)

@@ -94,12 +94,12 @@ def test_hooks_share_a_context_and_an_order() -> None:
         return activation * 2
 
     model.run_with_hooks(x, fwd_hooks=[(SITE, keep)])
-    seen = model.hook_dict[model.addresses().resolve(SITE)].ctx["seen"]
+    seen = model.hook_dict[model.addresses().resolve_name(SITE)].ctx["seen"]
     _, cache = model.run_with_cache(x)
     # The hook that stays comes first.
     torch.testing.assert_close(seen, cache[SITE], atol=1e-5, rtol=0)
     model.run_with_hooks(x, fwd_hooks=[(SITE, keep)], clear_contexts=True)
-    assert not model.hook_dict[model.addresses().resolve(SITE)].ctx
+    assert not model.hook_dict[model.addresses().resolve_name(SITE)].ctx
 
 
 def test_backward_hooks_of_a_run_see_its_gradients_only() -> None:
@@ -127,7 +127,7 @@ def test_backward_hooks_of_a_run_see_its_gradients_only() -> None:
 @torch.no_grad()
 def test_a_hook_that_returns_the_wrong_thing_fails_by_its_name(wrong: Any, given: str) -> None:
     model = build("demo", n_loops=3)
-    x, name = some_inputs(model), model.addresses().resolve(SITE)
+    x, name = some_inputs(model), model.addresses().resolve_name(SITE)
     message = rf"^hook '{name}': .*got .*{given}"
 
     def hook(tensor: Tensor, *, hook: Any) -> Any:

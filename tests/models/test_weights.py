@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from loopinterp.core.errors import InputError
 from loopinterp.edges import path_patching
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, fold_vocabulary
-from loopinterp.models.weights import LinearMap, _changed_layers, need_plain, norm
+from loopinterp.models.weights import LinearMap, _changed_layers, apply_norm, need_plain
 from loopinterp.tasks import Addition
 from loopinterp.training import Run
 from tests.models.variants import VARIANTS, build
@@ -271,7 +271,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 def test_each_model_maps_and_norms_its_own_rows(biased: bool) -> None:
     x, weight, scale = _stack_of(3, 7, 4), _stack_of(3, 5, 4), _stack_of(3, 4)
     bias, shift = (_stack_of(3, 5), _stack_of(3, 4) + 1) if biased else (None, None)
-    mapped, normed = _linear(x, weight, bias), norm(x, scale, shift, 1e-5)
+    mapped, normed = _linear(x, weight, bias), apply_norm(x, scale, shift, 1e-5)
     for model in range(3):
         shift_of_model, moved = (None if b is None else b[model] for b in (bias, shift))
         torch.testing.assert_close(mapped[model], F.linear(x[model], weight[model], shift_of_model))
@@ -285,4 +285,4 @@ def test_each_model_maps_and_norms_its_own_rows(biased: bool) -> None:
 def test_weights_of_one_model_give_the_numbers_of_pytorch() -> None:
     x, weight, bias = _stack_of(2, 3, 4), _stack_of(5, 4), _stack_of(5)
     assert torch.equal(_linear(x, weight, bias), F.linear(x, weight, bias))
-    assert torch.equal(norm(x, weight[0], None, 1e-5), F.rms_norm(x, (4,), weight[0], 1e-5))
+    assert torch.equal(apply_norm(x, weight[0], None, 1e-5), F.rms_norm(x, (4,), weight[0], 1e-5))

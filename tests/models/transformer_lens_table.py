@@ -82,23 +82,23 @@ SECTIONS = {
     "tools": "Other tools of TransformerLens",
 }
 _DIRECT = "Refused where a norm or gate stands between a head or neuron and the stream."
-_WHOLE_STREAM = "Needs the stream to be one sum over all layers, which an injection or a loop norm \
-breaks; it then says so. `decompose_loop` takes one loop apart."
+_WHOLE_STREAM = "Tried with `apply_ln=True`, which is refused until the final norm is folded. With \
+an injection or a loop norm the stream is not a plain sum of sublayer outputs; `decompose_loop` \
+decomposes one loop there."
 _PLUS_REST = (
     f"{_DIRECT} What an injection or a loop norm adds is in the remainder, not in the stack."
 )
 _UNFOLDED = "Reads along `W_U` alone: refused until the final norm's weight and bias are folded \
 into the unembedding, as `fold_final_norm(model)` does."
-_OTHER_NORMS = (
-    "With a loop norm or post norms no part reaches the final norm as it is, and it says \
-so. `cache.logit_attribution` goes through every norm, weights and biases included, at any loop."
-)
+_OTHER_NORMS = "Also refused with a loop norm or post norms, because no part reaches the final \
+norm unchanged. `cache.logit_attribution` goes through every norm, weights and biases included, at \
+any loop."
 _SSM = "There are no state-space layers in a looped transformer, as in the untied one."
 _EDGES = "Needs a stream that is the sum of the token embedding and what heads and MLPs write. \
 `loopinterp.edges.edge_study` knows norms and injections."
 _PATHS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`). Adds a \
-head's write to later streams as it is, which post norms and a loop norm do not: refused there, \
-and `loopinterp.edges.path_patching` goes through them."
+head's output to later streams unchanged. Post norms and a loop norm change it, so it is refused \
+there; `loopinterp.edges.path_patching` goes through these norms."
 _FORKS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`)."
 
 
@@ -205,9 +205,8 @@ CACHE = {
     ),
     "apply_ln_to_stack": (
         lambda s: s.clean_cache.apply_ln_to_stack(s.clean_cache.accumulated_resid(), layer=3),
-        "At the final norm (`layer=-1`) it is refused until that is folded "
-        "(`fold_final_norm(model)`): what multiplies the result with `W_U` would leave weights "
-        "out.",
+        "At the final norm (`layer=-1`) it is refused until that norm is folded "
+        "(`fold_final_norm(model)`), because `W_U` alone would ignore the norm's weights.",
     ),
     "apply_slice_to_batch_dim": (
         lambda s: s.clean_cache.apply_slice_to_batch_dim((1, 3))["resid_mid", 4],
@@ -242,14 +241,14 @@ CACHE = {
     ),
     "logit_lens": (
         lambda s: s.clean_cache.logit_lens(positions=None).values,
-        "Needs the final norm to read a layer's output. With a loop norm it does not, and says "
-        'so: `return_type="all_logits"` is the readout of each loop.',
+        "Refused until the final norm is folded. With a loop norm the final norm does not read a "
+        'layer\'s output: use `return_type="all_logits"`, the readout of each loop.',
     ),
     "remove_batch_dim": (lambda s: _first(s.clean_cache).remove_batch_dim()["resid_pre", 2], ""),
     "ssm_layers": (lambda s: s.clean_cache.ssm_layers(), "Always empty."),
     "stack_activation": (
         lambda s: s.clean_cache.stack_activation("pattern"),
-        "`stack` also gives the loop axis, and what happens once per loop.",
+        "`stack` also gives the loop axis, and activations that occur once per loop.",
     ),
     "stack_head_results": (
         lambda s: s.clean_cache.stack_head_results(incl_remainder=True, return_labels=True),
@@ -260,14 +259,15 @@ CACHE = {
         _PLUS_REST,
     ),
     "to": (lambda s: _first(s.clean_cache).to("cpu")["resid_post", 5], "Also casts: `dtype=`."),
-    "toggle_autodiff": (_toggle, "Switches PyTorch as a whole; better not."),
+    "toggle_autodiff": (_toggle, "Switches autograd for all of PyTorch; avoid it."),
     "values": (lambda s: len(list(s.clean_cache.values())) == len(s.clean_cache), ""),
 }
 
 TOOLS = {
     "logit_lens": (
         lambda s: analysis.logit_lens(s.model, s.clean, positions=None).values,
-        "Refuses a model whose last layer is not what it reads, as one with a loop norm.",
+        "Refused until the final norm is folded, and if logits are not read from the last layer's "
+        "output, as with a loop norm.",
     ),
     "logit_readout": (
         lambda s: analysis.logit_readout(s.model, s.clean_cache["resid_post", 5]).values,

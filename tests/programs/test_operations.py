@@ -153,7 +153,9 @@ def test_a_table_of_near_or_far_keys_is_looked_up_exactly(table, values, default
 def test_a_relation_holds_for_its_pairs_and_no_others(pairs, asked):
     relation = Relation(pairs, torch.device("cpu"))
     k, q = torch.tensor(asked).T
-    holds = relation.holds(relation.keys(k)[None, None, :], relation.queries(q)[None, :, None])
+    holds = relation.holds(
+        relation.key_rows(k)[None, None, :], relation.query_columns(q)[None, :, None]
+    )
     assert holds[0].tolist() == [[(a, b) in pairs for a, _ in asked] for _, b in asked]
 
 
@@ -163,7 +165,7 @@ def test_a_relation_of_few_or_many_queries_holds_for_its_pairs_and_no_others(que
     pairs += [(-1, query - 5) for query in range(queries)]
     relation = Relation(pairs, torch.device("cpu"))
     k, q = torch.arange(-3, 2 * queries + 3), torch.arange(-8, queries)
-    holds = relation.holds(relation.keys(k)[None, :], relation.queries(q)[:, None])
+    holds = relation.holds(relation.key_rows(k)[None, :], relation.query_columns(q)[:, None])
     assert holds.tolist() == [[(a, b) in pairs for a in k.tolist()] for b in q.tolist()]
 
 

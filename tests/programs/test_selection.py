@@ -98,7 +98,7 @@ PARTS = st.sampled_from([(2**18, 2**16), (2**18, 1), (2**18, 60), (100, 100), (2
 def test_a_selection_and_how_many_keys_it_has(case, parts):
     with in_parts(*parts):
         mine, _, chosen = built(case)
-        assert mine.all().tolist() == chosen
+        assert mine.matrix().tolist() == chosen
         assert mine.width().tolist() == [[sum(row) for row in rows] for rows in chosen]
 
 
@@ -161,7 +161,7 @@ def test_extremes_of_numbers_at_any_distance(low, apart):
 def test_no_examples_give_none():
     nothing = torch.zeros(0, 3, dtype=torch.int64)
     mine = Selection(nothing, nothing, "==", causal=True)
-    assert mine.all().shape == (0, 3, 3)
+    assert mine.matrix().shape == (0, 3, 3)
     for out in (mine.width(), mine.mean(nothing, 1), mine.extreme(nothing, "max", 1)):
         assert out.shape == (0, 3)
         assert out.dtype == torch.int64

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError
-from loopinterp.core.settings import flatten
+from loopinterp.core.settings import flatten_settings
 from loopinterp.training import Sweep, SweepEvaluation, SweepScale, Trainer, apply_settings
 from tests.refusals import naming
 from tests.training.small_sweep import SMALL
@@ -35,7 +35,7 @@ def test_a_grid_is_all_combinations(chosen: dict[str, list]) -> None:
     expected = list(itertools.product(*chosen.values()))
     assert len(sweep.changes) == len(expected)
     for name, values in [*zip(sweep.changes, expected)][-2:]:
-        flat = flatten(sweep.config_of(name, 1).to_dict())
+        flat = flatten_settings(sweep.config_of(name, 1).to_dict())
         assert [flat[key] for key in chosen] == list(values) and flat["seed"] == 1
 
 

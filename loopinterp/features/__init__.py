@@ -1,0 +1,5 @@
+"""Sparse autoencoders of activations: read, spliced, trained and compared loop by loop."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,209 @@
+"""Sparse autoencoders and transcoders: features of an activation, and what they reconstruct."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import nn
+
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
+from loopinterp.core.storage import json_default, write_tensors
+from loopinterp.tasks.task import describe_tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+HEADER = "loopinterp.autoencoder"
+"""The entry of a saved file's metadata that describes the autoencoder."""
+
+_EPS = 1e-5  # of SAELens' layer norm
+
+
+@settings
+class AutoencoderConfig(Settings):
+    """Sizes and kind of a :class:`SparseAutoencoder`.
+
+    Attributes:
+        d_in: Width of the activation that is read.
+        n_features: Number of features.
+        activation: "relu"; "topk"; "jumprelu", also that of a batch-top-k autoencoder after
+            training; or "gated".
+        k: Features that may be active at once, of "topk".
+        d_out: Of a transcoder: the width of the activation that it writes.
+        skip: Whether a transcoder adds a linear map of what it reads.
+        subtract_bias: Whether the bias of the decoder is subtracted from the input.
+        normalise: What is done to each input, and undone to its reconstruction.
+        scale_by_norm: Whether features are chosen by "topk" in units of their decoder's norm.
+    """
+
+    d_in: PositiveInt
+    n_features: PositiveInt
+    activation: Literal["relu", "topk", "jumprelu", "gated"] = "relu"
+    k: Annotated[PositiveInt | None, OnlyWith("activation", "topk", needed=True)] = None
+    d_out: PositiveInt | None = None
+    skip: bool = False
+    subtract_bias: Annotated[bool, OnlyWith("d_out", None)] = True
+    normalise: Annotated[
+        Literal["none", "layer_norm", "constant_norm_rescale"], OnlyWith("d_out", None)
+    ] = "none"
+    scale_by_norm: Annotated[bool, OnlyWith("activation", "topk")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k is not None and self.k > self.n_features:
+            expected, fix = f"at most the {self.n_features} features", "Lower k."
+            raise ConfigError("k", expected=expected, given=str(self.k), fix=fix)
+        if self.skip and self.d_out is None:
+            expected, fix = "a transcoder, which has d_out", "Set d_out, or leave skip out."
+            raise ConfigError("skip", expected=expected, given="no d_out", fix=fix)
+
+
+class SparseAutoencoder(nn.Module):
+    r"""Features f of an activation x, and its reconstruction.
+
+    .. math::
+        f = \sigma\big((x - b_\text{dec}) W_\text{enc} + b_\text{enc}\big), \qquad
+        \hat x = f\, W_\text{dec} + b_\text{dec}
+
+    :math:`\sigma` is the ReLU; the ReLU of the k largest entries; the ReLU of entries above a
+    threshold (JumpReLU); or, gated, :math:`[z W_\text{enc} + b_\text{gate} > 0] \cdot
+    \mathrm{ReLU}(z W_\text{enc} e^{r_\text{mag}} + b_\text{mag})` with
+    :math:`z = x - b_\text{dec}`. A transcoder subtracts no bias; its :math:`\hat x`, plus
+    :math:`W_\text{skip} x` if it has one, stands for another activation.
+
+    The decoder begins with random directions of norm 1, and the encoder is its transpose.
+
+    Args:
+        config: Sizes and kind.
+        seed: Of the random directions.
+        about: Where it was trained, JSON-ready; saved with it.
+
+    Attributes:
+        W_enc: ``[d_in, feature]``; ``W_dec`` ``[feature, d_out]``. Names are those of SAELens.
+
+    Source: top-k arXiv 2406.04093, JumpReLU 2407.14435, gated 2404.16014, transcoders 2406.11944.
+
+    Example:
+        >>> autoencoder = SparseAutoencoder(AutoencoderConfig(d_in=2, n_features=2))
+        >>> with torch.no_grad():
+        ...     _ = autoencoder.W_enc.copy_(torch.eye(2)), autoencoder.W_dec.copy_(torch.eye(2))
+        >>> autoencoder.encode(torch.tensor([3.0, -1.0])).tolist()
+        [3.0, 0.0]
+    """
+
+    b_enc: nn.Parameter
+    threshold: nn.Parameter
+    b_gate: nn.Parameter
+    b_mag: nn.Parameter
+    r_mag: nn.Parameter
+
+    @checked
+    def __init__(
+        self,
+        config: AutoencoderConfig,
+        *,
+        seed: Seed = 0,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.about = config, dict(about or {})
+        generator = torch.Generator().manual_seed(seed)
+        d_out, n_features = self.d_out, config.n_features
+        directions = torch.randn(n_features, d_out, generator=generator, dtype=torch.float32)
+        self.W_dec = nn.Parameter(directions / directions.norm(dim=1, keepdim=True))
+        self.b_dec = nn.Parameter(torch.zeros(d_out, dtype=torch.float32))
+        reading = self.W_dec.data
+        if config.d_out is not None:
+            reading = torch.randn(n_features, config.d_in, generator=generator, dtype=torch.float32)
+            reading = reading / reading.norm(dim=1, keepdim=True)
+        self.W_enc = nn.Parameter(reading.T.clone().contiguous())
+        vectors = {"relu": ("b_enc",), "topk": ("b_enc",), "jumprelu": ("b_enc", "threshold")}
+        for name in vectors.get(config.activation, ("b_gate", "b_mag", "r_mag")):
+            zeros = torch.zeros(n_features, dtype=torch.float32)
+            self.register_parameter(name, nn.Parameter(zeros))
+        if config.skip:
+            zeros = torch.zeros(d_out, config.d_in, dtype=torch.float32)
+            self.W_skip = nn.Parameter(zeros)
+
+    @property
+    def d_out(self) -> int:
+        return self.config.d_in if self.config.d_out is None else self.config.d_out
+
+    @property
+    def is_transcoder(self) -> bool:
+        return self.config.d_out is not None
+
+    def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch feature"]:
+        """The activation of each feature, in the type of the weights."""
+        config = self.config
+        if x.shape[-1:] != (config.d_in,):
+            fix = "Read the site that the autoencoder was trained on."
+            expected = f"activations of width {config.d_in}"
+            raise InputError("activation", expected=expected, given=describe_tensor(x), fix=fix)
+        z = self._centred(x)
+        if config.activation == "gated":
+            size = (z @ (self.W_enc * self.r_mag.exp()) + self.b_mag).relu()
+            return size * (z @ self.W_enc + self.b_gate > 0)
+        pre = z @ self.W_enc + self.b_enc
+        pre = pre * self.W_dec.norm(dim=-1) if config.scale_by_norm else pre
+        if config.activation == "topk":
+            assert config.k is not None
+            values, places = pre.topk(config.k, dim=-1, sorted=False)
+            return torch.zeros_like(pre).scatter(-1, places, values.relu())
+        open_ = pre > self.threshold if config.activation == "jumprelu" else pre > 0
+        return pre.relu() * open_
+
+    def decode(
+        self, features: Float[Tensor, "*batch feature"], x: Float[Tensor, "*batch d_in"]
+    ) -> Float[Tensor, "*batch d_out"]:
+        """The reconstruction from features of the activation ``x``.
+
+        ``x`` gives the scale of a normalising autoencoder, and the input of a skip.
+        """
+        if self.config.scale_by_norm:
+            features = features / self.W_dec.norm(dim=-1)
+        reconstruction = features @ self.W_dec + self.b_dec
+        if self.config.skip:
+            return reconstruction + x.to(reconstruction.dtype) @ self.W_skip.T
+        if self.config.normalise == "none":
+            return reconstruction
+        shift, scale = self._moments(x.to(reconstruction.dtype))
+        return reconstruction * scale + shift
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """The reconstruction of an activation."""
+        return self.decode(self.encode(x), x)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one self-describing safetensors file; :func:`load_autoencoder` reads it."""
+        header = {"config": self.config.to_dict(), "about": self.about}
+        tensors = {name: x.detach().contiguous() for name, x in self.state_dict().items()}
+        write_tensors(path, tensors, {HEADER: json.dumps(header, default=json_default)})
+        return Path(path)
+
+    def extra_repr(self) -> str:
+        return repr(self.config)
+
+    def _centred(self, x: Tensor) -> Tensor:
+        """What the encoder reads: normalised, less the bias of the decoder."""
+        x = x.to(self.W_enc.dtype)
+        if self.config.normalise != "none":
+            shift, scale = self._moments(x)
+            # SAELens divides by the deviation plus 1e-5, and multiplies by the deviation.
+            x = (x - shift) / (scale + _EPS * (self.config.normalise == "layer_norm"))
+        reads_bias = self.config.subtract_bias and not self.is_transcoder
+        return x - self.b_dec if reads_bias else x
+
+    def _moments(self, x: Tensor) -> tuple[Tensor | float, Tensor]:
+        """Shift and scale of each activation, as SAELens takes them."""
+        if self.config.normalise == "constant_norm_rescale":
+            return 0.0, x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
+        return x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
