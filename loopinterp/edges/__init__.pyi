@@ -1,3 +1,4 @@
+from .attribution_graph import write_attribution_graph as write_attribution_graph
 from .edge_runs import path_patching as path_patching
 from .edge_study import EdgeStudy as EdgeStudy
 from .edge_study import edge_study as edge_study

@@ -7,3 +7,5 @@ from .lens_by_loop import LensResult as LensResult
 from .lens_by_loop import lens_study as lens_study
 from .lens_fits import fit_jacobian_lens as fit_jacobian_lens
 from .lens_fits import fit_tuned_lens as fit_tuned_lens
+from .tuned_lens_files import read_tuned_lens as read_tuned_lens
+from .tuned_lens_files import write_tuned_lens as write_tuned_lens

@@ -10,7 +10,9 @@ from .conversion import first_difference as first_difference
 from .conversion import fold_final_norm as fold_final_norm
 from .conversion import fold_vocabulary as fold_vocabulary
 from .generation import generate as generate
+from .generation import generate_by_rule as generate_by_rule
 from .generation import generate_with_cache as generate_with_cache
+from .generation import stream_tokens as stream_tokens
 from .iteration import Iteration as Iteration
 from .iteration import bind as bind
 from .iteration import iterate as iterate

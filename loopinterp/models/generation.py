@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -29,7 +29,9 @@ from loopinterp.models.run_inputs import (
     refuse,
     spell,
 )
-from loopinterp.models.token_runs import CachedRun, RecomputedRun, TokenRecorder
+from loopinterp.models.stopped_run import StoppingRule
+from loopinterp.models.stopping import Fixed, LengthLine
+from loopinterp.models.token_runs import CachedRun, RecomputedRun, TokenRecorder, TokenStops
 from loopinterp.models.transformer import LoopedTransformer
 
 if TYPE_CHECKING:
@@ -113,6 +115,112 @@ def generate(
     choose = _sampler(run.tokens.device, temperature, top_k, top_p, seed)
     with run.hooks(fwd_hooks):
         return run.write(max_new_tokens, choose, _stops(model, stop_token), on_token)
+
+
+@checked
+def stream_tokens(
+    model: LoopedModel | Any,
+    prompts: Integer[Tensor, "batch pos"] | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: PositiveInt,
+    n_loops: int | Int[Tensor, " batch"] | None = None,
+    temperature: NonNegativeFloat = 0.0,
+    top_k: PositiveInt | None = None,
+    top_p: _Share | None = None,
+    seed: Seed = 0,
+    stop_token: NonNegativeInt | Sequence[NonNegativeInt] | None = None,
+    attention_mask: Tensor | None = None,
+    position_offset: int | Int[Tensor, " batch"] = 0,
+    use_cache: bool = True,
+) -> Generator[Tensor, None, None]:
+    """The new tokens of :func:`generate` one by one, as an iterator that may be left early.
+
+    Each is computed when it is asked for, with the hooks that are on then. Arguments and errors are
+    those of :func:`generate`.
+
+    Yields:
+        The next token of each example ``[batch]``.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> model = LoopedTransformer(config, seed=0)
+        >>> tokens = stream_tokens(model, [[1, 2]], n_loops=3, max_new_tokens=4)
+        >>> torch.stack([next(tokens), *tokens], 1).shape
+        torch.Size([1, 4])
+    """
+    run = _open(model, prompts, n_loops, max_new_tokens, attention_mask, position_offset, use_cache)
+    choose = _sampler(run.tokens.device, temperature, top_k, top_p, seed)
+    return run.choices(max_new_tokens, choose, _stops(model, stop_token))
+
+
+@torch.no_grad()
+@checked
+def generate_by_rule(
+    model: LoopedModel | Any,
+    prompts: Integer[Tensor, "batch pos"] | Sequence[Sequence[int]],
+    rule: StoppingRule | Sequence[NonNegativeInt],
+    *,
+    max_new_tokens: PositiveInt,
+    n_loops: PositiveInt | None = None,
+    temperature: NonNegativeFloat = 0.0,
+    top_k: PositiveInt | None = None,
+    top_p: _Share | None = None,
+    seed: Seed = 0,
+    stop_token: NonNegativeInt | Sequence[NonNegativeInt] | None = None,
+    attention_mask: Tensor | None = None,
+    position_offset: int | Int[Tensor, " batch"] = 0,
+    use_cache: bool = True,
+) -> tuple[Int[Tensor, "batch new"], Int[Tensor, "batch new"]]:
+    """Read each new token after a number of loops of its own.
+
+    A rule sees the position that chooses the token, and its state after each loop. All ``n_loops``
+    loops run nevertheless, for the keys and values that later tokens read at each loop, as in the
+    published Ouro: nothing is saved, and a token's number of loops changes no other token but
+    through the token itself, and through a coda, which reads the state where its token stopped.
+
+    Args:
+        rule: An online stopping rule, such as ``GateAbove(model.exit_probability, 0.5,
+            cumulated=True)`` of Ouro; or loops for each new token.
+        n_loops: Loops that run; ``model.n_loops`` if None.
+        max_new_tokens, temperature, top_k, top_p, seed, stop_token: As for :func:`generate`, like
+            ``attention_mask``, ``position_offset`` and ``use_cache``.
+
+    Returns:
+        The new tokens, and the loops that each was read after.
+
+    Raises:
+        InputError: If the rule is offline, needs T(n) or the length, or reads logits of a model
+            with a coda; or for the reasons of :func:`generate`.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> model = LoopedTransformer(config, seed=0)
+        >>> generate_by_rule(model, [[1, 2]], [3, 1, 2], n_loops=3, max_new_tokens=3)[1]
+        tensor([[3, 1, 2]])
+    """
+    run = _open(model, prompts, n_loops, max_new_tokens, attention_mask, position_offset, use_cache)
+    rules = _rules(rule, run.n_loops, max_new_tokens)
+    coda = isinstance(model, HookedRun) and model.site_map.n_coda > 0
+    run.stops = TokenStops(rules, run.n_loops, reads=not coda)
+    choose = _sampler(run.tokens.device, temperature, top_k, top_p, seed)
+    new = run.write(max_new_tokens, choose, _stops(model, stop_token), None)
+    return new, torch.stack(run.stops.loops, 1)
+
+
+def _rules(rule: Any, n_loops: int, n_new: int) -> list[StoppingRule]:
+    """A rule for each new token, or one for all."""
+    if not isinstance(rule, Sequence):
+        rule.horizon(n_loops, None)  # refuses rules that need T(n)
+        if rule.tolerance is None or isinstance(rule, LengthLine):
+            expected, fix = "an online rule of states or logits", "Pass for example GateAbove."
+            raise InputError("rule", expected=expected, given=repr(rule), fix=fix)
+        return [rule]
+    if len(rule) != n_new:
+        expected, fix = f"loops for each of {n_new} new tokens", "Pass as many numbers."
+        raise InputError("rule", expected=expected, given=f"{len(rule)} numbers", fix=fix)
+    return [Fixed(check_integer("rule", loops, least=0, most=n_loops)) for loops in rule]
 
 
 @torch.no_grad()

@@ -337,11 +337,23 @@ def _first_view(
         fix = "Pass for instance batch.targets != IGNORE, and leave out examples without any."
         expected = f"{spell(every)}, a position or more of each example"
         raise InputError("mask", expected=expected, given=spell(mask), fix=fix)
+    return iteration, first_view(h0, mask, n_loops, iteration.readout, rules, kind)
+
+
+def first_view(
+    h0: Float[Tensor, "batch pos d_model"],
+    mask: Bool[Tensor, "batch pos"],
+    n_loops: Tensor | None,
+    read: Callable[[Tensor], Tensor],
+    rules: Sequence[StoppingRule],
+    kind: type[LoopView] = LoopView,
+) -> LoopView:
+    """What the rules see of the initial state; later views are its :meth:`LoopView.next`."""
     past = max(getattr(rule, "past", 1) for rule in rules)
-    view = kind(0, h0, mask, n_loops, iteration.readout, None, past)
+    view = kind(0, h0, mask, n_loops, read, None, past)
     if is_coarse(dtype := computing_dtype(h0)):
         view = replace(view, past=max(past, _REST_LOOPS), rounding=rounding_of(dtype))
-    return iteration, view
+    return view
 
 
 def _stop_at_first(

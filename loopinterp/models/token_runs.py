@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import HookError
+from loopinterp.core.errors import HookError, InputError
 from loopinterp.models.addresses import Address
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.iteration import bind
@@ -21,6 +21,7 @@ from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import declared
 from loopinterp.models.run import HookedRun
 from loopinterp.models.run_inputs import check_logits, refuse, spell
+from loopinterp.models.stopped_run import StoppingRule, first_view
 from loopinterp.models.taps import NO_TAPS, Recorder, RunReadout, Taps
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class RecomputedRun:
         self.n_loops = most_loops(loops)
         self.recorded: list[Address] = []
         self.recorder: TokenRecorder | None = None
+        self.stops: TokenStops | None = None
 
     def write(
         self,
@@ -69,6 +71,18 @@ class RecomputedRun:
         on_token: Callable[[Tensor], Any] | None,
     ) -> Int[Tensor, "batch new"]:
         """Choose up to ``n_new`` tokens of each example, until all have ended."""
+        tokens = []
+        for token in self.choices(n_new, choose, stops):
+            tokens.append(token)
+            if on_token is not None:
+                on_token(token)
+        return torch.stack(tokens, 1)
+
+    @torch.no_grad()
+    def choices(
+        self, n_new: int, choose: Callable[[Tensor], Tensor], stops: list[int]
+    ) -> Generator[Int[Tensor, " batch"], None, None]:
+        """The new tokens, one of each example at a time, until all have ended."""
         rows, last = self.rows, self.lengths - 1
         longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)
         going = torch.ones_like(rows, dtype=torch.bool)
@@ -84,12 +98,7 @@ class RecomputedRun:
             self.tokens[rows, last] = token
             going = going & ~torch.isin(token, ending) if stops else going
             self.number += 1
-            if on_token is not None:
-                on_token(token)
-        # Places of the new tokens, which begin where each prompt ends: [batch, new].
-        new = self.lengths[:, None] + torch.arange(self.number, device=rows.device)
-        answers = self.tokens.gather(1, new)
-        return torch.where(new <= last[:, None], answers, stops[0]) if stops else answers
+            yield token
 
     def hooks(self, fwd_hooks: Iterable[Any]) -> Any:
         """A context in which the hooks are on."""
@@ -152,7 +161,25 @@ class RecomputedRun:
     ) -> Float[Tensor, "batch d_vocab_out"]:
         """Logits at position ``last`` of each example, of ``seen`` in all."""
         # [batch, pos, d_vocab_out], read at the last known position of each example.
+        if self.stops is not None:
+            return self._run_by_rule(self.tokens[:, :seen], last, self.stops)[self.rows, last]
         return self._run(self.tokens[:, :seen], taps)[self.rows, last]
+
+    def _run_by_rule(self, inputs: Tensor, last: Tensor, stops: TokenStops) -> Tensor:
+        bound = bind(self.model, inputs)
+        h = read = bound.h0
+        at = self.rows, last
+        ends = torch.full(inputs.shape, self.n_loops, device=inputs.device)  # [batch, pos]
+        for number, loops in enumerate(stops.loops):
+            ends[self.rows, self.lengths - 1 + number] = loops
+        stops.open(self.number, h[at][:, None], bound.readout)
+        for loop in range(1, self.n_loops + 1):
+            h = bound.step(h, loop - 1)
+            read = torch.where((ends >= loop)[..., None], h, read)
+            stops.see(h[at][:, None])
+        read = read.clone()
+        read[at] = stops.close()[:, 0]
+        return bound.readout(read)
 
     def _run(self, inputs: Tensor, taps: Taps) -> Tensor:
         if isinstance(self.model, HookedRun):
@@ -208,9 +235,18 @@ class CachedRun(RecomputedRun):
         else:
             # [batch, pos, d_state]: an initial state that depends on the position alone.
             h = read = self.start[places].expand(len(e), -1, -1)
+        # Where the state stands that chooses the new token, [batch].
+        chosen = self.rows, self.lengths - 1 if not self.number else torch.zeros_like(self.rows)
+        if self.stops is not None:
+            self.stops.open(self.number, h[chosen][:, None], model.readout)
         for loop in range(self.n_loops):
             h = model.run_loop(h, e, context, taps, loop)
             read = h if self.ends is None else torch.where(_as_rows(self.ends > loop, h), h, read)
+            if self.stops is not None:
+                self.stops.see(h[chosen][:, None])
+        if self.stops is not None:
+            read = read.clone()
+            read[chosen] = self.stops.close()[:, 0]
         logits = model.run_readout(read, taps, context=replace(context, qk_offset=None))
         taps.end(read, logits)
         return logits
@@ -244,6 +280,53 @@ class CachedRun(RecomputedRun):
         return AttentionContext(
             mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround
         )
+
+
+class TokenStops:
+    """The state that each new token is read from: where a rule stops its position.
+
+    Attributes:
+        loops: Loops of each new token, ``[batch]`` each.
+    """
+
+    def __init__(self, rules: Sequence[StoppingRule], n_loops: int, *, reads: bool) -> None:
+        self.rules, self.n_loops, self.reads = rules, n_loops, reads
+        self.loops: list[Tensor] = []
+        self.rule = rules[0]
+
+    def open(self, number: int, h: Float[Tensor, "batch 1 d_model"], read: Any) -> None:
+        """Begin a new token at its initial state."""
+        self.rule = self.rules[min(number, len(self.rules) - 1)]
+        every = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
+        read = read if self.reads else _no_readout
+        self.view = first_view(h, every, None, read, [self.rule])
+        self.state, self.going = h, every[:, 0]
+        self.loop = torch.full_like(self.going, self.n_loops, dtype=torch.long)
+        self._score()
+
+    def see(self, h: Float[Tensor, "batch 1 d_model"]) -> None:
+        """The state after the next loop."""
+        self.view = self.view.next(h)
+        self._score()
+
+    def close(self) -> Float[Tensor, "batch 1 d_model"]:
+        """The states to be read."""
+        self.loops.append(self.loop)
+        return self.state
+
+    def _score(self) -> None:
+        tolerance = self.rule.tolerance
+        assert tolerance is not None
+        ready = self.going & (self.rule.score(self.view) <= tolerance)
+        self.state = torch.where(_as_rows(self.going, self.view.state), self.view.state, self.state)
+        self.loop = torch.where(ready, self.view.loop, self.loop)
+        self.going = self.going & ~ready
+
+
+def _no_readout(state: Tensor) -> Tensor:
+    expected, got = "a rule of states, where a coda reads several positions", "a rule of logits"
+    fix = "Pass ResidualBelow, AccelerationBelow or numbers of loops."
+    raise InputError("rule", expected=expected, given=got, fix=fix)
 
 
 class TokenRecorder(Recorder):

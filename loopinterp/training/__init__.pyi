@@ -12,8 +12,10 @@ from .evaluation import operand_grid as operand_grid
 from .finite_state import FiniteStage as FiniteStage
 from .finite_state import smallest_stage as smallest_stage
 from .finite_state import train_finite as train_finite
+from .fitting import log_to as log_to
 from .fitting import train as train
 from .fitting import train_seeds as train_seeds
+from .lm_eval_model import lm_eval_model as lm_eval_model
 from .recipes import RECIPES as RECIPES
 from .recipes import Measurement as Measurement
 from .recipes import Recipe as Recipe

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from loopinterp.core.boundary import checked, resolve_device
-from loopinterp.core.errors import ConfigError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
@@ -59,7 +59,12 @@ from loopinterp.training.trainer import Trainer
 
 @checked
 def train(
-    config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
+    config: TrainingConfig,
+    out: str | Path,
+    *,
+    progress: bool = True,
+    resume: bool = True,
+    on_log: Callable[[int, Mapping[str, float]], Any] | None = None,
 ) -> Run:
     """Train a model into a folder, or resume an interrupted run there.
 
@@ -71,6 +76,10 @@ def train(
         config: The run; ``device="auto"`` is decided here and recorded.
         out: The run's folder.
         resume: Whether a run in the folder is resumed; it is never overwritten.
+        on_log: Called with the step and its metrics (``loss``, ``exact_match``, ``longest_n``,
+            ``lr``, ``grad_norm``) for each line of ``metrics.jsonl``, in the first process;
+            :func:`log_to` makes one for TensorBoard, wandb or trackio. A resumed run calls it again
+            for steps after its checkpoint. An error that it raises ends the training.
 
     Raises:
         InputError: If the folder holds another run or is being trained in, or the loss or a weight
@@ -80,8 +89,41 @@ def train(
         stack.enter_context(recording_gradients())  # or refused before anything is written
         processes = stack.enter_context(joined(config))
         part = stack.enter_context(_claimed(config, Path(out), resume, processes))
+        part.on_log = on_log
         _fit([part], progress and processes.first)
     return part.run
+
+
+def log_to(run: Any) -> Callable[[int, Mapping[str, float]], None]:
+    """An ``on_log`` of :func:`train` that writes to a tracker.
+
+    Args:
+        run: A ``SummaryWriter`` of ``torch.utils.tensorboard``; or the run that ``wandb.init`` or
+            ``trackio.init`` returns. It is neither made nor closed here.
+
+    Example:
+        >>> class Tracker:
+        ...     def log(self, values, step):
+        ...         print(step, values)
+        >>> log_to(Tracker())(20, {"loss": 0.5})
+        20 {'loss': 0.5}
+    """
+    if hasattr(run, "add_scalar"):
+
+        def write(step: int, values: Mapping[str, float]) -> None:
+            for name, value in values.items():
+                run.add_scalar(name, value, step)
+
+    elif hasattr(run, "log"):
+
+        def write(step: int, values: Mapping[str, float]) -> None:
+            run.log(dict(values), step=step)
+
+    else:
+        expected, given = "an object with add_scalar or log", type(run).__name__
+        fix = "Pass a SummaryWriter, or what wandb.init or trackio.init returns."
+        raise InputError("run", expected=expected, given=given, fix=fix)
+    return write
 
 
 @checked
@@ -129,6 +171,7 @@ class _Part:
     seconds: float
     file: TextIO | None = None
     lines: LinesDigest = field(default_factory=LinesDigest)
+    on_log: Callable[[int, Mapping[str, float]], Any] | None = None
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
         """Write what is due, metrics before the checkpoint."""
@@ -140,6 +183,9 @@ class _Part:
                 line = json.dumps(row)
                 self.file.write(f"{line}\n")
                 self.lines.add(line)
+                if self.on_log is not None:
+                    values = {name: value for name, value in row.items() if name != "step"}
+                    self.on_log(int(row["step"]), values)
         if trainer.steps_done % config.checkpoint_every and trainer.steps_done < config.steps:
             return
         # The checkpoint first: the model beside it can be made from it, but not the reverse.

@@ -14,11 +14,20 @@ from torch import Tensor
 
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import (
+    AccelerationBelow,
+    ConfidenceAbove,
+    LengthLine,
     LoopedTransformer,
+    MaxConfidence,
+    Oracle,
+    ReadoutKL,
+    ResidualBelow,
     WithVocabulary,
     generate,
     generate_with_cache,
     generation,
+    iterate,
+    run_until,
     token_runs,
 )
 from loopinterp.models.run_inputs import LoopRule
@@ -500,3 +509,102 @@ def test_what_is_no_prompt_is_refused() -> None:
     other = WithVocabulary(decoder("plain"))
     with pytest.raises(InputError, match="position_offset"):
         generate(other, [[1]], n_loops=2, max_new_tokens=3, position_offset=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 4, "seed": 3}])
+def test_a_stream_gives_the_tokens_one_by_one(options: dict[str, Any]) -> None:
+    model = decoder("plain")
+    options = {"n_loops": 3, "max_new_tokens": 6, **options}
+    whole = generate(model, PROMPTS, **options)
+    stream = generation.stream_tokens(model, PROMPTS, **options)
+    assert torch.equal(torch.stack([*stream], 1), whole)
+    stops = [int(whole[0, 2]), int(whole[1, 4])]
+    stopped = generate(model, PROMPTS, stop_token=stops, **options)
+    stream = generation.stream_tokens(model, PROMPTS, stop_token=stops, **options)
+    assert torch.equal(torch.stack([*stream], 1), stopped)
+
+
+def test_a_stream_left_early_leaves_the_model_free() -> None:
+    """A hook that is on between two tokens acts on the second; other runs go on as ever."""
+    model, fired = decoder("plain"), []
+    stream = generation.stream_tokens(model, [[1, 2]], n_loops=2, max_new_tokens=4)
+    assert not next(stream).requires_grad
+    assert torch.is_grad_enabled()
+    with model.hooks(
+        [("loops.1.hook_state_post", lambda x, hook: fired.append(x.shape))], n_loops=2
+    ):
+        next(stream)
+    assert len(fired) == 1
+    alone = generate(model, [[3]], n_loops=2, max_new_tokens=2)
+    stream.close()
+    assert torch.equal(generate(model, [[3]], n_loops=2, max_new_tokens=2), alone)
+    with pytest.raises(InputError):
+        generation.stream_tokens(model, [[1, 2]], n_loops=2, max_new_tokens=0)
+
+
+def test_the_stop_token_that_came_is_kept() -> None:
+    """Behind it stands the first stop token."""
+    model = decoder("plain")
+    whole = generate(model, PROMPTS[:2], n_loops=3, max_new_tokens=6)
+    row = next(r for r in (0, 1) if whole[r, 0] != whole[1 - r, 0])
+    stops = [next(t for t in range(6) if t not in whole.unique()), int(whole[row, 0])]
+    stopped = generate(model, PROMPTS[:2], n_loops=3, max_new_tokens=6, stop_token=stops)
+    assert stopped[row].tolist() == [stops[1], *[stops[0]] * (stopped.shape[1] - 1)]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("name", ["plain", "zeros, surround, abacus"])
+def test_each_token_is_read_after_loops_of_its_own(name: str, use_cache: bool) -> None:
+    """By hand: states of all loops, and for the coda every position's own last state."""
+    model, loops = decoder(name), [4, 1, 3, 0, 2, 4]
+    options: dict[str, Any] = {"n_loops": 4, "max_new_tokens": 6, "use_cache": use_cache}
+    new, read_after = generation.generate_by_rule(model, PROMPTS, loops, **options)
+    assert read_after.tolist() == [loops] * 4
+    for row, prompt in enumerate(PROMPTS):
+        for k in range(6):
+            tokens = torch.tensor([[*prompt, *new[row, :k].tolist()]])
+            states = dict(iterate(model, tokens, 4))
+            ends = [4] * (len(prompt) - 1) + loops[: k + 1]
+            state = torch.stack([states[end][0, pos] for pos, end in enumerate(ends)])[None]
+            logits = model(tokens, n_loops=4, start_at_loop=4, state=state)
+            assert new[row, k] == logits[0, -1].argmax()
+    whole, _ = generation.generate_by_rule(model, PROMPTS, [4] * 6, **options)
+    assert torch.equal(whole, generate(model, PROMPTS, **options))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_rule_stops_each_token_where_it_stops_its_last_position(use_cache: bool) -> None:
+    model = decoder("plain")
+    rules = [ResidualBelow(0.4), ReadoutKL(0.05), AccelerationBelow(0.3), ConfidenceAbove(0.9)]
+    several: set[int] = set()
+    for rule in rules:
+        new, loops = generation.generate_by_rule(
+            model, PROMPTS, rule, n_loops=6, max_new_tokens=5, use_cache=use_cache
+        )
+        several |= {*loops.flatten().tolist()}
+        for row, prompt in enumerate(PROMPTS):
+            for k in range(5):
+                tokens = torch.tensor([[*prompt, *new[row, :k].tolist()]])
+                last = torch.zeros_like(tokens, dtype=torch.bool)
+                last[:, -1] = True
+                stopped = run_until(model, tokens, rule, max_loops=6, mask=last)
+                assert stopped.loop.item() == loops[row, k]
+                assert stopped.logits[0, -1].argmax() == new[row, k]
+    assert len(several) > 2
+
+
+@pytest.mark.parametrize(
+    "rule", [[1, 2], [9, 1, 1], MaxConfidence(), Oracle(), LengthLine(1.0, 0.0)]
+)
+def test_rules_that_say_nothing_of_a_token_are_refused(rule: Any) -> None:
+    with pytest.raises(InputError):
+        generation.generate_by_rule(decoder("plain"), PROMPTS, rule, n_loops=4, max_new_tokens=3)
+
+
+def test_a_coda_reads_several_positions_so_that_no_rule_sees_logits() -> None:
+    model = decoder("zeros, surround, abacus")
+    options: dict[str, Any] = {"n_loops": 4, "max_new_tokens": 2}
+    with pytest.raises(InputError) as caught:
+        generation.generate_by_rule(model, PROMPTS, ConfidenceAbove(0.9), **options)
+    assert caught.value.what == "rule"
+    assert generation.generate_by_rule(model, PROMPTS, ResidualBelow(0.3), **options)[0].any()

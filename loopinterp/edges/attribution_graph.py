@@ -1,0 +1,205 @@
+"""The circuit of an edge study as a graph file of circuit-tracer and Neuronpedia."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.storage import write_json
+from loopinterp.edges.edge_study import EdgeStudy
+from loopinterp.edges.unrolled_graph import INPUT, READOUT, Component, UnrolledGraph
+
+_COLUMNS = ("input", "all positions")
+_WRITES = {"head": "attn.hook_z", "mlp": "hook_mlp_out"}
+
+
+@checked
+def write_attribution_graph(
+    result: EdgeStudy,
+    path: str | Path,
+    *,
+    score: str | None = None,
+    count: int | None = None,
+    scan: str = "looped-model",
+    prompt: str = "",
+) -> Path:
+    """Write an unrolled circuit as JSON for the viewers of circuit-tracer and Neuronpedia.
+
+    A node is a component in one loop. Its ``layer`` is the number of its layer in the unrolled run:
+    layer ``l`` of loop ``t`` stands at ``n_prelude + t n_layers + l``. Further keys of a node hold
+    its ``address``, ``component``, ``loop`` and ``head``, which viewers ignore. A link's weight is
+    the edge's effect, the mean over examples; effects on queries, keys and values are added up.
+
+    An edge study has no positions: the graph has one column for the input, and one for all
+    positions of all examples.
+
+    Args:
+        result: The study, whose score must have effects of unrolled edges.
+        path: File to write; its name without the ending is the graph's ``slug``.
+        score: Whose effects are the weights; by default "edge_ig", or the first that has them.
+        count: Number of tied edges of highest score; by default those that pruning kept.
+        scan: Name of the model, as viewers file it.
+        prompt: Text above the graph; by default a count of examples and loops.
+
+    Raises:
+        InputError: If the study has no such score, the score no effects of unrolled edges, or the
+            circuit no edges.
+
+    Source: the JSON schema of Neuronpedia (``graph-schema.json``), and circuit-tracer 0.5.
+    """
+    score = _score_of(result, score)
+    tied = result.tied_edges() if count is None else result.tied_edges(score=score, count=count)
+    if not tied:
+        expected, fix = "a circuit with edges", "Pass count=, a number of tied edges."
+        raise InputError("result", expected=expected, given="none after pruning", fix=fix)
+    split = any(name.endswith(".q") for name in result.data["receiver"].values)
+    graph = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
+    nodes, links = _nodes_and_links(result, graph, tied, score)
+    readout = next((node["node_id"] for node in nodes if node["feature_type"] == "logit"), "")
+    path = Path(path)
+    document = {
+        "metadata": _metadata(result, score, path.stem, scan, prompt),
+        "qParams": {
+            "pinnedIds": [],
+            "supernodes": [],
+            "linkType": "both",
+            "clickedId": readout,
+            "sg_pos": "",
+        },
+        "nodes": nodes,
+        "links": links,
+    }
+    write_json(path, document)
+    return path
+
+
+def _score_of(result: EdgeStudy, score: str | None) -> str:
+    effects = result.data["effect"]
+    known = effects["score"].values.tolist()
+    usable = [name for name in known if not bool(effects.sel(score=name).isnull().all())]
+    if score is None:
+        return "edge_ig" if "edge_ig" in usable else usable[0]
+    check_choice("score", score, known)
+    if score not in usable:
+        expected, fix = "a score of unrolled edges", "Run edge_study with unrolled_exact=True."
+        raise InputError("score", expected=expected, given=f"{score!r}, of tied edges", fix=fix)
+    return score
+
+
+def _nodes_and_links(
+    result: EdgeStudy, graph: UnrolledGraph, tied: set[Any], score: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    effects = result.data["effect"].sel(score=score)
+    kept = {graph.tied_edges.index(edge) for edge in tied}
+    ends: dict[str, Component] = {}
+    weights: dict[tuple[str, str], float] = {}
+    for s, r in graph.edges.nonzero().tolist():
+        if int(graph.tied_index[s, r]) not in kept:
+            continue
+        sender, receiver = graph.senders[s], graph.readers[graph.receivers[r][0]]
+        ends |= {sender.name: sender, receiver.name: receiver}
+        effect = float(effects.sel(sender=sender.name, receiver=graph.receiver_names[r]))
+        pair = sender.name, receiver.name
+        weights[pair] = weights.get(pair, 0.0) + effect
+    n_layers = max((part.number for part in graph.senders), default=-1) + 1
+    places = _places(graph)
+    made = {
+        name: _node(part, places.get(part.tied, 0), n_layers, result.metric)
+        for name, part in sorted(ends.items(), key=lambda end: end[1].stage)
+    }
+    links = [
+        {"source": made[s]["node_id"], "target": made[r]["node_id"], "weight": weight}
+        for (s, r), weight in weights.items()
+    ]
+    return list(made.values()), links
+
+
+def _places(graph: UnrolledGraph) -> dict[str, int]:
+    """The number of each tied component among those of its layer."""
+    places: dict[str, int] = {}
+    counts: dict[tuple[str, int | None], int] = {}
+    for part in graph.senders:
+        if part.tied not in places:
+            layer = part.section, part.layer
+            places[part.tied] = counts.get(layer, 0)
+            counts[layer] = places[part.tied] + 1
+    return places
+
+
+def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, Any]:
+    more: dict[str, Any] = {"component": part.name, "loop": part.loop, "head": part.head}
+    if part.tied == INPUT:
+        layer, kind, label, column, more["address"] = "E", "embedding", "", 0, "hook_embed"
+        numbered, js = 0, "E_0-0"
+    elif part.tied == READOUT:
+        # Viewers show the text between quotes, and sort by the number after "(p=": there is none.
+        layer, kind, label, column = n_layers + 1, "logit", f'readout "{metric}" (p=n/a)', 1
+        numbered, js = 0, "L_0-0"
+    else:
+        kind = "norm" if part.norm else "attention head" if part.head is not None else "mlp"
+        layer, column = part.number, 1
+        numbered, js = _paired(layer, place), f"{layer}_{place}-0"
+        loop = "" if part.loop is None else f"loop {part.loop}: "
+        label = f"{loop}{part.tied}"
+        more["address"] = _address(part)
+        if part.neurons is not None:
+            more["neurons"] = list(part.neurons)
+    return {
+        "node_id": f"{layer}_{place}_{column}",
+        "feature": numbered,
+        "layer": str(layer),
+        "ctx_idx": column,
+        "feature_type": kind,
+        "jsNodeId": js,
+        "clerp": label,
+        **more,
+    }
+
+
+def _address(part: Component) -> str:
+    """The name of the hook that passes what a component writes."""
+    where = f"{part.section}.{part.layer}."
+    if part.section == "block":
+        where = f"loops.{part.loop}.blocks.{part.layer}."
+    if part.norm is not None:
+        return f"{where}{part.norm}.hook_normalized"
+    if part.neurons is not None:
+        return f"{where}mlp.hook_post"
+    return where + _WRITES["mlp" if part.head is None else "head"]
+
+
+def _paired(x: int, y: int) -> int:
+    """Cantor's pairing: the number of a feature in the format's version 1."""
+    return math.comb(x + y + 1, 2) + y
+
+
+def _metadata(result: EdgeStudy, score: str, slug: str, scan: str, prompt: str) -> dict[str, Any]:
+    import loopinterp
+
+    examples = f"{result.n_examples} pairs of inputs, {result.n_loops} loops"
+    return {
+        "slug": slug,
+        "scan": scan,
+        "transcoder_list": [],
+        "prompt_tokens": list(_COLUMNS),  # viewers drop nodes that fill more than 2/3 of them
+        "prompt": prompt or examples,
+        "schema_version": 1,
+        "info": {
+            "description": "Edges between components of a looped model, loop by loop. Weights are "
+            f"shares of the change of {result.metric} from base to source.",
+            "generator": {"name": "loopinterp", "version": loopinterp.__version__},
+        },
+        "generation_settings": {
+            "score": score,
+            "metric": result.metric,
+            "n_examples": result.n_examples,
+            "n_loops": result.n_loops,
+        },
+        "pruning_settings": {
+            "faithfulness_threshold": result.threshold,
+            "faithfulness": result.pruned_faithfulness,
+        },
+    }
