@@ -116,10 +116,10 @@ def test_what_is_not_there_is_refused(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_a_setting_without_effect_is_refused(setting: str, snapshots: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, check=naming(setting)):
+    with naming(setting, ConfigError):
         SnapshotConfig.from_dict(snapshots)
 
 
 def test_a_snapshot_after_the_end_is_refused(tiny: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, check=naming("snapshots.steps")):
+    with naming("snapshots.steps", ConfigError):
         tiny.replace(snapshots=SnapshotConfig(kind="listed", steps=(0, 25)))
