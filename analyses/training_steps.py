@@ -21,8 +21,6 @@ from torch import Tensor
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.app import Milestone, TrainingDynamics, training_dynamics_study
-from loopinterp.core.results import load_result
-from loopinterp.figures import heatmap_panels
 from loopinterp.tasks import IGNORE
 from loopinterp.training import RECIPES, apply_settings, train
 

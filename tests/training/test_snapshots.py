@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_steps_go_from_the_untrained_model_to_the_last_one(
     assert log[0] == 0 and log[-1] == n_steps and 1 in log
     assert list(log) == sorted(set(log))
     # No gap is wider than the ratio, up to rounding to whole steps.
-    assert all(b <= (a + 0.5) * ratio + 0.5 for a, b in zip(log[1:], log[2:]))
+    assert all(b <= (a + 0.5) * ratio + 0.5 for a, b in pairwise(log[1:]))
     assert SnapshotConfig().at(n_steps) == ()
 
 
