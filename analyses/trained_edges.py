@@ -24,14 +24,15 @@ from loopinterp.edges.edge_effects import EdgeEffects
 from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.tasks import IGNORE
 
-HOPS, PAIRS = 8, 8
+HOPS, PAIRS = 8, {"ouro-small": 8, "huginn-small": 2}  # Huginn takes longer
 LOOPS = {"ouro-small": 4, "huginn-small": 8}
 FILES = ("trained_edges.csv", "trained_paths.csv")
 RULES: dict[str, dict[str, Any]] = {
-    "midpoint, 100": {"rule": "midpoint", "n_steps": 100},
-    "midpoint, 600": {"rule": "midpoint", "n_steps": 600},
-    "adaptive, 0.03": {"rule": "adaptive", "tolerance": 0.03},
+    "adaptive": {"rule": "adaptive", "tolerance": 0.03},
+    "midpoint": {"rule": "midpoint", "n_steps": 100},
 }
+MORE: dict[str, dict[str, Any]] = {"ouro-small": {"midpoint, more": {"n_steps": 600}}}
+"""About as many as the adaptive rule takes."""
 PATHS = {  # senders, receivers
     "ouro-small": [("1:block.1.head.1", "2:block.0.head.1.v"), ("0:block.0.mlp", "readout"),
                    ("input", "1:block.1.mlp")],
@@ -40,17 +41,18 @@ PATHS = {  # senders, receivers
 }  # fmt: skip
 
 
-def pairs() -> tuple[Any, Any, Any]:
+def pairs(name: str) -> tuple[Any, Any, Any]:
     """Base, source, and the positions asked, of sequences whose answers differ."""
-    batch = fresh(HOPS, 8 * PAIRS)
-    base, source = batch[: 4 * PAIRS], batch[4 * PAIRS :]
-    rows = (base.targets[:, -1] != source.targets[:, -1]).nonzero()[:PAIRS, 0]
+    n = PAIRS[name]
+    batch = fresh(HOPS, 8 * n)
+    base, source = batch[: 4 * n], batch[4 * n :]
+    rows = (base.targets[:, -1] != source.targets[:, -1]).nonzero()[:n, 0]
     return base.inputs[rows], source.inputs[rows], base.targets[rows] != IGNORE
 
 
 def gaps(name: str) -> pd.DataFrame:
     """How far the scores out of the input are from the whole change, by rule."""
-    base, source, scored = pairs()
+    base, source, scored = pairs(name)
     model, options = (
         load_pretrained(name),
         {"neurons": None, "split": False, "n_loops": LOOPS[name]},
@@ -59,7 +61,7 @@ def gaps(name: str) -> pd.DataFrame:
         model, base, source, scored=scored, stream_norms="nodes", **options
     )
     effects, rows = EdgeEffects(model, graph, base, source, scored=scored), []
-    for rule, path in RULES.items():
+    for rule, path in (RULES | MORE.get(name, {})).items():
         effects.scores("eap_ig", **path)
         rows.append({"model": name, "rule": rule, **vars(effects.integrals["eap_ig"])})
         print(rows[-1], flush=True)
@@ -70,7 +72,7 @@ def paths(name: str) -> pd.DataFrame:
     """Largest difference of logits between path patching and a run by hand, in float64."""
     from tests.edges.published_by_hand import embedding_of, run_by_hand
 
-    base, source, _ = pairs()
+    base, source, _ = pairs(name)
     model, rows = load_pretrained(name).double(), []
     n_loops = LOOPS[name]
 
@@ -105,13 +107,14 @@ def paths(name: str) -> pd.DataFrame:
 
 def as_tables(found: pd.DataFrame, patched: pd.DataFrame) -> dict[str, str]:
     rows = [
-        [x.model, x.rule, x.n_gradients, x.n_slopes, f"{x.gap:.1%}", f"{x.largest_gap:.0%}"]
-        for x in found.itertuples()
-    ]
+        [x["model"], x["rule"], x["n_gradients"], x["n_slopes"], f"{x['gap']:.1%}",
+         f"{x['largest_gap']:.0%}"]
+        for x in found.to_dict("records")
+    ]  # fmt: skip
     header = ["model", "rule", "gradients", "slopes", "gap of the mean", "worst pair"]
     paths = [
-        [x.model, f"{x.sender} → {x.receiver}", f"{x.effect:.2g}", f"{x.error:.0e}"]
-        for x in patched.itertuples()
+        [x["model"], f"{x['sender']} → {x['receiver']}", f"{x['effect']:.2g}", f"{x['error']:.0e}"]
+        for x in patched.to_dict("records")
     ]
     return {
         "trained-gaps": table(header, rows),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -27,7 +26,8 @@ from loopinterp.training import RECIPES, apply_settings, train
 EVERY = {"parity": 100, "addition": 50, "prefix_sum-finite": 50}
 """Recipes, with the steps from one snapshot to the next."""
 SEEDS, SAMPLES = (0, 1), 256
-FILE, PAGE, PICTURE = "training_steps.csv", "results/training-steps.md", "training-steps.png"
+FILES = ("training_milestones.csv", "training_steps.csv")
+PAGE, PICTURE = "results/training-steps.md", "training-steps.png"
 SHOWN = {  # of the table: title -> milestone
     "converges": Milestone.CONVERGES,
     "converges right": Milestone.CONVERGES_RIGHT,
@@ -87,38 +87,31 @@ def milestones(result: TrainingDynamics) -> dict[str, str]:
     return words
 
 
-def as_tables(
-    results: dict[tuple[str, int], TrainingDynamics], rows: pd.DataFrame
-) -> dict[str, str]:
-    when, fronts = [], []
-    for (name, seed), result in results.items():
-        when.append([f"{name}, seed {seed}", *milestones(result).values()])
+def as_tables(when: pd.DataFrame, rows: pd.DataFrame) -> dict[str, str]:
+    """The steps of the milestones; the speed of the front, and the program's share."""
+    fronts = []
+    for record in when.to_dict("records"):
+        name, seed, right = record["recipe"], record["seed"], str(record["right, length 12"])
         of_run = rows[(rows["recipe"] == name) & (rows["seed"] == seed)].set_index("step")
         known = of_run["speed"].dropna()
-        at = int(known.index[0]) if len(known) else None
-        moves = "never" if at is None else f"{known[at]:.2f} (step {at})"
-        right = result.step_of(Milestone.RIGHT)
-        then = "-" if right is None else f"{of_run['speed'][right]:.2f}"
+        moves = f"{known.iloc[0]:.2f} (step {known.index[0]})" if len(known) else "never"
+        then = f"{of_run['speed'][int(right)]:.2f}" if right.isdecimal() else "-"
         first, last = of_run.iloc[0], of_run.iloc[-1]
         program = f"{first['whole_run']:.2f} → {last['whole_run']:.2f} ({last['program']})"
         fronts.append([f"{name}, seed {seed}", moves, then, f"{last['speed']:.2f}", program])
+    runs = when["recipe"] + ", seed " + when["seed"].astype(str)
+    steps = [[run, *row] for run, row in zip(runs, when[list(SHOWN)].to_numpy().tolist())]
+    header = ["run", "first speed", "when right", "at the end", "program: untrained → trained"]
     return {
-        "training-milestones": table(["run", *SHOWN], when),
-        "training-fronts": table(
-            ["run", "first speed", "when right", "at the end", "program: untrained → trained"],
-            fronts,
-        ),
+        "training-milestones": table(["run", *SHOWN], steps),
+        "training-fronts": table(header, fronts),
     }
 
 
 def picture(results: dict[tuple[str, int], TrainingDynamics]) -> bytes:
-    """Loops by steps of two runs: accuracy beyond the cutoff, convergence, the probe."""
+    """Loops by steps of one run: accuracy, convergence, the probe."""
     with StillPictures() as pictures:
-        return pictures.draw(maps(results["addition", 0]), width=980, height=620)
-
-
-def maps(result: TrainingDynamics) -> Any:
-    return result.figures()[0].plot
+        return pictures.draw(results["addition", 0].figures()[0].plot, width=980, height=620)
 
 
 def main() -> None:
@@ -127,14 +120,19 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page from the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    pairs = [(name, seed) for name in EVERY for seed in SEEDS]
-    results = {pair: studied(args.runs, *pair) for pair in pairs}
-    rows = pd.concat(rows_of(result, *pair) for pair, result in results.items())
-    rows.to_csv(RESULTS / FILE, index=False, float_format="%.4f")
-    for pair, result in results.items():
-        print(*pair, *(f"\n- {finding.text}" for finding in result.findings()))
-    rewrite(PAGES / PAGE, as_tables(results, rows))
-    (PAGES / "pictures" / PICTURE).write_bytes(picture(results))
+    if not args.page:
+        results = {(name, seed): studied(args.runs, name, seed) for name in EVERY for seed in SEEDS}
+        rows = pd.concat(rows_of(result, *pair) for pair, result in results.items())
+        when = pd.DataFrame(
+            {"recipe": name, "seed": seed, **milestones(result)}
+            for (name, seed), result in results.items()
+        )
+        for file, measured in zip(FILES, (when, rows)):
+            measured.to_csv(RESULTS / file, index=False, float_format="%.4f")
+        for pair, result in results.items():
+            print(*pair, *(f"\n- {finding.text}" for finding in result.findings()))
+        (PAGES / "pictures" / PICTURE).write_bytes(picture(results))
+    rewrite(PAGES / PAGE, as_tables(*(pd.read_csv(RESULTS / file) for file in FILES)))
 
 
 if __name__ == "__main__":

@@ -229,23 +229,21 @@ def training_dynamics_study(
     need_loops(last)
     lengths = sorted({*(lengths or (run.cutoff, 2 * run.cutoff))})
     if n_loops is None:
-        longest = fit_to_model(last, task.sample(lengths[-1], batch_size=1, seed=seed))
+        one = task.sample(lengths[-1], batch_size=1, generator=torch.Generator().manual_seed(seed))
+        longest = fit_to_model(last, one)
         n_loops = max(LEAST_LOOPS, -(-5 * int(longest.n_loops.max()) // 4))
     known = programs_of(task) if programs is None else list(programs)
     cells = _Cells.draw(task, variable, lengths[-1], n_samples, seed)
     measures = _Measures(run, task, lengths, n_loops, cells, known, n_samples, seed)
-    models = [{"step": step, **describe_model(run.model_at(step))} for step in chosen]
+    models = [describe_model(run.model_at(step)) for step in chosen]
+    coords = {"step": chosen, "loop": range(n_loops + 1), "length": lengths}
+    coords |= {"distance": cells.distances}
+    coords |= {"program": [_name(p) for p in known]} if known else {}
     with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
         parts = [measures.of(run.model_at(step)) for step in track(chosen, "snapshots")]
         return TrainingDynamics.of(
             watch,
-            coords={
-                "step": chosen,
-                "loop": range(n_loops + 1),
-                "length": lengths,
-                "distance": cells.distances,
-                **({"program": [_name(p) for p in known]} if known else {}),
-            },
+            coords=coords,
             **{name: np.stack([part[name] for part in parts]) for name in parts[0]},
             **(_tables(run, task, chosen) if is_finite(last) else {}),
             majority=cells.majority,

@@ -58,7 +58,7 @@ def test_each_snapshot_is_the_averaged_model_of_that_step(run: Run) -> None:
         if step < CONFIG.steps:
             trainer.step()
     assert run.snapshots == STEPS
-    inputs = run.task.sample(5, batch_size=2, seed=0).inputs
+    inputs = run.task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
     assert torch.equal(run.model_at(24)(inputs), run.model()(inputs))  # with its loops
     folder = run.folder / "snapshots/step-7"
     alone = LoopedTransformer.from_pretrained(folder)  # a model's folder like any other
