@@ -19,6 +19,9 @@ from .study import Study as Study
 from .study import register_study as register_study
 from .study import spell_skip as spell_skip
 from .study import studies as studies
+from .training_dynamics import Milestone as Milestone
+from .training_dynamics import TrainingDynamics as TrainingDynamics
+from .training_dynamics import training_dynamics_study as training_dynamics_study
 from .workflow import Analysis as Analysis
 from .workflow import DemoPages as DemoPages
 from .workflow import analyze_model as analyze_model

@@ -43,6 +43,7 @@ register_kind("probes", "loopinterp.probing.probe_grid", "program")
 register_kind("seed-summary", "loopinterp.training.seed_summary", "generalisation")
 register_kind("steering", "loopinterp.interventions.steering", "program")
 register_kind("sweep", "loopinterp.training.seed_summary", "generalisation")
+register_kind("training-dynamics", "loopinterp.app.training_dynamics", "generalisation")
 register_kind("variable-interchange", "loopinterp.comparison.variable_interchange", "program")
 
 

@@ -31,6 +31,7 @@ import torch
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.progress import track
 from loopinterp.edges.edge_runs import edge_runs
+from loopinterp.edges.path_quadrature import adaptive_nodes, midpoint_nodes
 from loopinterp.interventions.base_and_source import Comparison
 from loopinterp.models.iteration import bind
 from loopinterp.models.taps import recording_gradients
@@ -40,14 +41,38 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from loopinterp.edges.path_quadrature import Nodes
     from loopinterp.edges.unrolled_graph import UnrolledGraph
     from loopinterp.interventions.base_and_source import Metric
 
 Method = Literal["exact", "eap", "eap_ig", "edge_ig"]
 CONTROLS = ("magnitude", "random")
 
+Rule = Literal["midpoint", "adaptive"]
+STEPS: dict[Rule, int] = {"midpoint": 10, "adaptive": 3000}
+"""Points of a path; at most so many of the adaptive rule."""
+
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of the edges at which faithfulness is measured, as in MIB."""
+
+
+@dataclass(frozen=True)
+class Integral:
+    """How well the scores of a path add up to the change of the metric.
+
+    Attributes:
+        n_gradients: Gradients in all edges that were averaged, each of all examples.
+        n_slopes: Slopes along the path that chose their places (adaptive rule).
+        gap: Absolute difference of the mean over examples, as a share of the change.
+        largest_gap: The same of the worst example, as a share of the mean change.
+        estimated: The rule's own estimate, the mean over examples; NaN of the midpoint rule.
+    """
+
+    n_gradients: int
+    n_slopes: int
+    gap: float
+    largest_gap: float
+    estimated: float
 
 
 class EdgeEffects:
@@ -84,11 +109,26 @@ class EdgeEffects:
             _, self.source = edge_runs(model, graph, source)()
             self._at_base = self.compared.by_example(base_logits)
         self._change = self.compared.at_source - self.compared.at_base
+        self.integrals: dict[str, Integral] = {}
 
     @property
     def controls(self) -> tuple[str, ...]:
         """The control scores; an adapted model names its weights otherwise, without magnitudes."""
         return CONTROLS if isinstance(self.model, LoopedTransformer) else CONTROLS[1:]
+
+    @property
+    def _changes(self) -> Float[Tensor, " batch"]:
+        """What the effects of each example add up to: its own change, of the mean one."""
+        return self.replaced(self.graph.edges).double()
+
+    def _nodes(
+        self, slope: Callable[[Tensor], Tensor], rule: Rule, n_steps: int | None, tolerance: float
+    ) -> Nodes:
+        n_examples = len(self._at_base)
+        if rule == "midpoint":
+            return midpoint_nodes(n_steps or STEPS[rule], n_examples)
+        most = n_steps or STEPS[rule]
+        return adaptive_nodes(slope, n_examples, tolerance=tolerance, most=most)
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
@@ -100,24 +140,57 @@ class EdgeEffects:
         return 1 - float(self.replaced(~circuit).mean())
 
     def scores(
-        self, method: str, *, n_steps: int = 10, generator: torch.Generator | None = None
+        self,
+        method: str,
+        *,
+        n_steps: int | None = None,
+        rule: Rule = "midpoint",
+        tolerance: float = 0.01,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "sender receiver batch"]:
-        """Scores of single edges.
+        """Scores of single edges; of a path also :attr:`integrals`.
 
         Args:
             method: ``exact`` (a run for every edge), ``eap`` (arXiv 2310.10348), ``eap_ig``
                 (arXiv 2403.17806), ``edge_ig``; or the controls ``magnitude`` (norm of the sender's
                 output times norm of the weights that read it; of a ``LoopedTransformer`` only)
                 and ``random`` (from 0 to 1).
-            n_steps: Points of each path.
+            n_steps, rule, tolerance: Of paths, as for :func:`.edge_study`.
             generator: Draws random scores.
         """
         check_choice("method", method, (*get_args(Method), *self.controls))
         edges, change = self.graph.edges, self.source - self.base  # [sender, batch, pos, d_model]
 
-        def at_input(point: float) -> Tensor:
-            embedding = self.base[0] + point * change[0]
-            return self._gradient(0.0, change, added=True, embedding=embedding)
+        def embedding(points: Tensor) -> Tensor:
+            return self.base[0] + points.to(self.base)[:, None, None] * change[0]
+
+        def at_input(points: Tensor) -> Tensor:
+            return self._gradient(0.0, change, added=True, embedding=embedding(points))
+
+        def slope_at_input(points: Tensor) -> Tensor:
+            points = points.clone().requires_grad_()
+            with recording_gradients():
+                logits, _ = self._runs(embedding=embedding(points))
+                total = self.compared.by_example(logits).sum()
+            return torch.autograd.grad(total, points)[0].double() / self._change
+
+        def at_edges(points: Tensor) -> Tensor:
+            return self._gradient(points, self.source)
+
+        def along(
+            gradient: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
+        ) -> Tensor:
+            nodes = self._nodes(slope, rule, n_steps, tolerance)
+            scores = nodes.integral(gradient)
+            # Edges out of the input, or all edges, have the whole change between them.
+            total = scores[0].sum(0) if method == "eap_ig" else scores.sum((0, 1))
+            gap = float((total - self._changes).mean().abs())
+            largest = float((total - self._changes).abs().max())
+            estimated = float(nodes.error.mean())
+            self.integrals[method] = Integral(
+                len(nodes.points), nodes.n_slopes, gap, largest, estimated
+            )
+            return scores
 
         match method:
             case "exact":
@@ -130,9 +203,9 @@ class EdgeEffects:
             case "eap":
                 return self._gradient(0.0, change, added=True)
             case "eap_ig":
-                return _mean_along(at_input, n_steps)
+                return along(at_input, slope_at_input)
             case "edge_ig":
-                return _mean_along(lambda point: self._gradient(point, self.source), n_steps)
+                return along(at_edges, lambda points: at_edges(points).sum((0, 1)))
             case "magnitude":
                 return self._magnitude()
             case _:
@@ -171,27 +244,17 @@ class EdgeEffects:
         return written[:, None] * torch.stack(read).to(written)[:, None]
 
     def _gradient(
-        self, weight: float, values: Tensor, **options: Any
+        self, weight: float | Tensor, values: Tensor, **options: Any
     ) -> Float[Tensor, "sender receiver batch"]:
-        """Gradient of the metric in each weight, by example, where all weights are equal."""
+        """Gradient of the metric in each weight, by example, where its weights are all equal."""
         shape = (*self.graph.edges.shape, len(self._at_base))  # [sender, receiver, batch]
-        weights = torch.full(shape, weight, dtype=self.base.dtype, device=self.base.device)
-        weights.requires_grad_()
+        weights = torch.as_tensor(weight).to(self.base).expand(shape).clone().requires_grad_()
         with recording_gradients():
             logits, _ = self._runs(weights, values, **options)
             # Examples are independent: the gradient of the sum is that of each.
             total = self.compared.by_example(logits).sum()
         (gradient,) = torch.autograd.grad(total, weights)
         return gradient.double() / self._change
-
-
-def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
-    """Mean gradient at the middles of ``n_steps`` equal parts of a path from 0 to 1."""
-    gradients = (gradient((k + 0.5) / n_steps) for k in track(range(n_steps), "step"))
-    total = next(gradients)
-    for more in gradients:
-        total = total + more
-    return total / n_steps
 
 
 def areas(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -17,9 +17,12 @@ from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.edges.edge_effects import (
     SHARES,
+    STEPS,
     Completeness,
     EdgeEffects,
+    Integral,
     Method,
+    Rule,
     TiedCircuits,
     areas,
     top,
@@ -88,6 +91,7 @@ class EdgeStudy(Result, kind="edges"):
     completeness: Completeness  # of the edges that pruning kept
     neurons: dict[str, list[int]]  # groups that were components
     config: LoopedTransformerConfig | GraphLayout  # a layout, of an adapted model
+    integrals: dict[str, Integral] = field(default_factory=dict)  # by score of a path
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each score and tied edge, largest first; or the arrays named."""
@@ -154,7 +158,9 @@ def edge_study(
     neurons: Mapping[str, Sequence[int]] | None = None,
     split: bool = False,
     stream_norms: StreamNorms = "edges",
-    n_steps: PositiveInt = 10,
+    n_steps: PositiveInt | None = None,
+    rule: Rule = "midpoint",
+    tolerance: PositiveFloat = 0.01,
     unrolled_exact: bool = False,
     rank_by: Literal["size", "effect"] = "size",
     threshold: PositiveFloat = 0.02,
@@ -176,7 +182,11 @@ def edge_study(
         stream_norms: Of an adapted model, what norms of the stream itself are: parts of edges,
             which lead through them over any number of loops (``edges``), or components of their
             own, at which edges end and begin (``nodes``), with far fewer edges.
-        n_steps: Points of each path.
+        n_steps: Points of each path, 10 by default; at most so many of the adaptive rule (3000).
+        rule: Points at the middles of equal parts (``midpoint``), or denser, for each example,
+            where the metric changes fast (``adaptive``). ``result.integrals`` has the gap.
+        tolerance: Of the adaptive rule: the mean over examples of the estimated error of the sum of
+            all scores, as a share of the change.
         unrolled_exact: Whether to run each edge of the unrolled graph too (many runs).
         rank_by: Edges are chosen by mean absolute effect over examples (``size``), or by the
             absolute value of the mean (``effect``), as published.
@@ -209,13 +219,17 @@ def edge_study(
         expected, fix = "False without the method 'exact'", "Add 'exact' to methods."
         raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
     names = list(dict.fromkeys(methods))
-    about = {"study": "edges", "n_loops": graph.n_loops, "methods": names, "n_steps": n_steps}
+    if rule == "midpoint" and tolerance != 0.01:
+        expected, fix = "none with rule='midpoint'", "Pass n_steps=, or rule='adaptive'."
+        raise InputError("tolerance", expected=expected, given=f"{tolerance:g}", fix=fix)
+    path = {"n_steps": n_steps or STEPS[rule], "rule": rule, "tolerance": tolerance}
+    about = {"study": "edges", "n_loops": graph.n_loops, "methods": names, **path}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         effects = EdgeEffects(model, graph, base, source, scored=scored, metric=metric)
         generator = torch.Generator().manual_seed(seed)
         circuits, axes = TiedCircuits(effects), _TiedAxes(graph)
         every = [*names, *effects.controls]
-        unrolled, tied = _scores(effects, every, n_steps, unrolled_exact, generator)
+        unrolled, tied = _scores(effects, every, path, unrolled_exact, generator)
         pruned = circuits.pruned(threshold)
         at_random = circuits.at_random(int(pruned.sum()), generator)
         # Numbers of tied edges from 0 to all of them, evenly.
@@ -254,6 +268,7 @@ def edge_study(
             completeness=circuits.completeness(pruned, generator),
             neurons={name: list(group) for name, group in (neurons or {}).items()},
             config=model.config if isinstance(model, LoopedTransformer) else graph.layout,
+            integrals=effects.integrals,
         )
 
 
@@ -289,7 +304,7 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
 def _scores(
     effects: EdgeEffects,
     names: Sequence[str],
-    n_steps: int,
+    path: dict[str, Any],
     unrolled_exact: bool,
     g: torch.Generator,
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -302,7 +317,7 @@ def _scores(
         if name == "exact":
             tied.append(effects.exact_tied())
         if name != "exact" or unrolled_exact:
-            unrolled.append(effects.scores(name, n_steps=n_steps, generator=g))
+            unrolled.append(effects.scores(name, **path, generator=g))
         else:
             shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
             unrolled.append(tied[-1].new_full(shape, np.nan))

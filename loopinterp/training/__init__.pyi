@@ -4,6 +4,7 @@ from .config import CurriculumConfig as CurriculumConfig
 from .config import GivenModelConfig as GivenModelConfig
 from .config import ObjectiveConfig as ObjectiveConfig
 from .config import OptimiserConfig as OptimiserConfig
+from .config import SnapshotConfig as SnapshotConfig
 from .config import TrainingConfig as TrainingConfig
 from .evaluation import EvaluationResult as EvaluationResult
 from .evaluation import OperandGrid as OperandGrid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from operator import attrgetter
@@ -302,6 +303,39 @@ class OptimiserConfig(Settings):
 
 
 @settings
+class SnapshotConfig(WithConflicts):
+    """After which steps the averaged weights are kept, for studies of training.
+
+    Attributes:
+        kind: ``none``, ``even`` (every ``every`` steps), ``log`` (1 and each next step ``ratio``
+            times later) or ``listed`` (``steps``). ``even`` and ``log`` include the untrained model
+            (step 0) and the last step.
+    """
+
+    kind: Literal["none", "even", "log", "listed"] = "none"
+    every: Annotated[PositiveInt | None, OnlyWith("kind", "even", needed=True)] = None
+    ratio: Annotated[float, Field(ge=1.1), OnlyWith("kind", "log")] = 2.0
+    steps: Annotated[tuple[NonNegativeInt, ...], OnlyWith("kind", "listed", needed=True)] = ()
+
+    def at(self, n_steps: int) -> tuple[int, ...]:
+        """The steps of a run of ``n_steps``, in order.
+
+        Example:
+            >>> SnapshotConfig(kind="log").at(10), SnapshotConfig(kind="even", every=4).at(10)
+            ((0, 1, 2, 4, 8, 10), (0, 4, 8, 10))
+        """
+        match self.kind:
+            case "even":
+                chosen = {*range(0, n_steps, self.every or 1), n_steps}
+            case "log":
+                powers = int(math.log(n_steps, self.ratio)) + 1
+                chosen = {0, *(round(self.ratio**power) for power in range(powers)), n_steps}
+            case _:
+                chosen = {*self.steps}
+        return tuple(sorted(chosen))
+
+
+@settings
 class TrainingConfig(_ModelAndTask):
     """Everything that decides a training run; equal configurations give equal numbers.
 
@@ -315,6 +349,7 @@ class TrainingConfig(_ModelAndTask):
             positions.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
         log_every: Steps per line of metrics.
+        snapshots: After which steps the averaged weights are kept (:meth:`Run.model_at`).
         device: ``auto`` is the GPU if there is one, decided when the run starts.
         precision: ``bf16`` is for autocast.
         threads: CPU threads while training; None keeps PyTorch's number.
@@ -341,6 +376,7 @@ class TrainingConfig(_ModelAndTask):
     seed: Seed = 0
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 100
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
@@ -351,6 +387,9 @@ class TrainingConfig(_ModelAndTask):
         model = self.model
         if not self.device.startswith("cuda:"):  # the number of a card is looked up later
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
+        if (last := max(self.snapshots.at(self.steps), default=0)) > self.steps:
+            expected = f"steps up to steps={self.steps}"
+            yield Conflict("snapshots.steps", expected, "Leave later steps out.", str(last))
         if model.state_code is None and self.code != CodeConfig():
             fix = "Set model.state_code, or leave code out."
             yield Conflict("code", "its defaults without model.state_code", fix)

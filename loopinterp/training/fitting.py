@@ -51,6 +51,7 @@ from loopinterp.training.run import (
     need_training_state,
     parse_metrics,
     reading_counters,
+    snapshot_folder,
 )
 from loopinterp.training.seeds_together import advance_together, read
 from loopinterp.training.starting_model import with_start
@@ -186,6 +187,8 @@ class _Part:
                 if self.on_log is not None:
                     values = {name: value for name, value in row.items() if name != "step"}
                     self.on_log(int(row["step"]), values)
+        # Before the checkpoint: what is beside a checkpoint never lacks an earlier snapshot.
+        self.keep_snapshot()
         if trainer.steps_done % config.checkpoint_every and trainer.steps_done < config.steps:
             return
         # The checkpoint first: the model beside it can be made from it, but not the reverse.
@@ -199,6 +202,12 @@ class _Part:
         }
         write_tensors(self.run.folder / CHECKPOINT, tensors, metadata)
         write_model(trainer.averaged_model(), self.run.folder / MODEL, seal.texts())
+
+    def keep_snapshot(self) -> None:
+        """Write the averaged model, if one of this step is to be kept."""
+        if self.file is not None and self.trainer.snapshot_due:
+            folder = snapshot_folder(self.run.folder, self.trainer.steps_done)
+            write_model(self.trainer.averaged_model(), folder, self.seal().texts())
 
     def seal(self) -> Seal:
         """The seal of the lines on disk."""
@@ -239,6 +248,8 @@ def _claimed(
         processes.wait()
         with open(folder / METRICS, "a", encoding="utf-8") as file:
             part = _Part(run, trainer, seconds, file, lines)
+            if not trainer.steps_done:
+                part.keep_snapshot()  # the untrained model
             yield part
             seal = part.seal()
         # A kill between the last checkpoint and its model would leave the older model.

@@ -46,6 +46,7 @@ METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
+SNAPSHOTS = "snapshots"
 IN_MEMORY = "in_memory"
 """Entry of ``config.json`` for a model whose weights are elsewhere."""
 
@@ -70,6 +71,11 @@ class RunFault(Enum):
         "a run with its model",
         "the results of a {model}, which stayed in memory",
         "Call loopinterp.analyze_model with that model again; reports need no model.",
+    )
+    NO_SNAPSHOT = (
+        "one of its snapshots (steps {steps})",
+        "step {step}",
+        "Train a run with snapshots.kind=even or log; a run cannot add them later.",
     )
     NO_MODEL = (f"a model in {MODEL}/", "none before the first checkpoint", "Resume the training.")
     OTHER_ARCHITECTURE = ("the architecture in the run's config.json", "another one", _RESTORE_ALL)
@@ -110,6 +116,7 @@ class Run(ShortRepr):
         metrics.jsonl                  one line per ``log_every`` steps of training
         state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
         state/lock                     held by the process that trains here, if one does
+        snapshots/step-100/            the model after that step, if the configuration asks for it
 
     A model not trained here (:meth:`from_model`) has only the first two. Every file is replaced in
     one step, so that :func:`train` resumes an interrupted run, and names its run by digests
@@ -201,20 +208,10 @@ class Run(ShortRepr):
         ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff;
         ``model.unroll(n_loops)`` changes that.
         """
-        from loopinterp.models.protocol import every_tensor
-
         path = self.folder / WEIGHTS
         if not path.exists():
             raise RunError(RunFault.NO_MODEL, f"run {self.folder}")
-        model = _read_model(path.parent, self.config.model, device)
-        if model is None:
-            raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
-        seal, weights = Seal.of_file(path), digest_tensors(every_tensor(model))
-        owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
-        # Runs of earlier versions have no digest and no seal, and are read with a warning.
-        known = self.config.weights_sha256 if isinstance(self.config, GivenModelConfig) else None
-        if known not in (None, weights) or owner.mismatch is Mismatch.OTHER_RUN:
-            raise RunError(RunFault.OTHER_WEIGHTS, f"model {path.parent}")
+        model, seal = self._read(path, device)
         checkpoint = _seal_of(self.folder / CHECKPOINT)  # written before the model beside it
         if seal is None:
             text = (
@@ -229,9 +226,42 @@ class Run(ShortRepr):
                 "the training into its folder again."
             )
             warnings.warn(text, OlderWeightsWarning, stacklevel=2)
+        return model
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """Steps of the kept snapshots, in order; see :class:`.SnapshotConfig`."""
+        # The configuration is written last: a folder with one is whole.
+        folders = (path.parent for path in self.folder.glob(f"{SNAPSHOTS}/step-*/{CONFIG}"))
+        numbers = (folder.name.removeprefix("step-") for folder in folders)
+        return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
+
+    def model_at(self, step: int, device: torch.device | str = "cpu") -> Any:
+        """The model of a snapshot: :meth:`model` as it was after that many steps (0: untrained).
+
+        The weights are averaged over steps as in :meth:`model`, so that they lag behind training.
+        """
+        if step not in (steps := self.snapshots):
+            known = ", ".join(map(str, steps)) or "none"
+            raise RunError(RunFault.NO_SNAPSHOT, f"run {self.folder}", steps=known, step=step)
+        return self._read(snapshot_folder(self.folder, step) / Path(WEIGHTS).name, device)[0]
+
+    def _read(self, path: Path, device: torch.device | str) -> tuple[Any, Seal | None]:
+        """The model in a folder of this run, and its seal."""
+        from loopinterp.models.protocol import every_tensor
+
+        model = _read_model(path.parent, self.config.model, device)
+        if model is None:
+            raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
+        seal, weights = Seal.of_file(path), digest_tensors(every_tensor(model))
+        owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
+        # Runs of earlier versions have no digest and no seal, and are read with a warning.
+        known = self.config.weights_sha256 if isinstance(self.config, GivenModelConfig) else None
+        if known not in (None, weights) or owner.mismatch is Mismatch.OTHER_RUN:
+            raise RunError(RunFault.OTHER_WEIGHTS, f"model {path.parent}")
         model.loop_rule = self._loop_rule()
         model.task = self.task if self.config.has_same_data else None
-        return model
+        return model, seal
 
     def _loop_rule(self) -> LoopRule:
         import torch
@@ -366,6 +396,10 @@ def _read_model(
         return read_adapted(folder, device=device)
     model = LoopedTransformer.from_pretrained(folder, device=device).eval()
     return model if model.config == config else None
+
+
+def snapshot_folder(run: Path, step: int) -> Path:
+    return run / SNAPSHOTS / f"step-{step}"
 
 
 def need_free_folder(folder: Path) -> None:

@@ -123,6 +123,7 @@ class Trainer(ShortRepr):
         self.generators = {name: stream(config.seed, name, at) for name, at in devices.items()}
         self._bind = make_bind(self.model, compiled=config.compile)
         self.steps_done = 0
+        self._snapshots = frozenset(config.snapshots.at(config.steps))
         # Whether some step was not finite, known on the device before it is read.
         self._spoiled = torch.zeros((), dtype=torch.bool, device=self.device)
         self._unread: list[tuple[Tensor, dict[str, Any]]] = []
@@ -206,12 +207,19 @@ class Trainer(ShortRepr):
 
     @property
     def due(self) -> bool:
-        """Whether metrics or a checkpoint are due, or lengths may depend on them."""
+        """Whether metrics, a checkpoint or a snapshot are due, or lengths may depend on them."""
         config, step = self.config, self.steps_done
         written = (config.log_every, config.checkpoint_every, config.steps)
-        return any(step % every == 0 for every in written) or self.curriculum.may_grow(
-            len(self._unread)
+        return (
+            any(step % every == 0 for every in written)
+            or self.snapshot_due
+            or self.curriculum.may_grow(len(self._unread))
         )
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether the weights after this step are to be kept."""
+        return self.steps_done in self._snapshots
 
     def read(self) -> list[dict[str, float | int]]:
         """Metrics of the steps since the last reading; waits for the device.

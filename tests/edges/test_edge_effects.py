@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.special import expit
+from torch import Tensor
 
 from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
 from loopinterp.edges.edge_runs import EdgeRuns
+from loopinterp.edges.path_quadrature import adaptive_nodes
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from tests.edges.by_hand import run_by_hand
 from tests.edges.test_edge_runs import ARCHITECTURES, LOOPS, model_with, tokens
@@ -160,3 +166,88 @@ def test_edges_at_random_are_as_many_as_asked_for() -> None:
     tied = circuits()
     n = len(tied.pruned(0.3))
     assert tied.at_random(n, torch.Generator().manual_seed(0), draws=2) == pytest.approx([1, 1])
+
+
+def scalar_along(effects: EdgeEffects, example: int) -> Any:
+    """The metric of one example along the path of the input, as a plain function of a number."""
+    change = effects.source[0] - effects.base[0]
+
+    def metric(t: float) -> float:
+        with torch.no_grad():
+            logits, _ = effects._runs(embedding=effects.base[0] + t * change)
+        return float(effects.compared.by_example(logits)[example])
+
+    return metric
+
+
+def sharp(effects: EdgeEffects) -> EdgeEffects:
+    """The same effects of a model with sharp attention."""
+    with torch.no_grad():
+        for layer in effects.model.block:
+            queries_and_keys = layer.attn.qkv.weight[: 2 * layer.attn.out.weight.shape[1]]
+            queries_and_keys *= 6
+    return EdgeEffects(effects.model, effects.graph, *tokens())
+
+
+def test_adaptive_integrals_are_those_of_scipy_on_a_model_with_sharp_attention() -> None:
+    effects = sharp(effects_of("pre", split=False))
+    change = (effects.source - effects.base)[0]
+    adaptive = effects.scores("eap_ig", rule="adaptive", tolerance=1e-3)
+    for example in (0,):
+        metric = scalar_along(effects, example)
+
+        def derivative(t: float, metric: Any = metric) -> float:
+            return (metric(t + 1e-6) - metric(t - 1e-6)) / 2e-6
+
+        whole, _ = quad(derivative, 0, 1, limit=100, epsabs=1e-4)
+        whole = whole / float(effects._change)
+        assert adaptive[0, :, example].sum().item() == pytest.approx(whole, abs=4e-3)
+        # One edge, too: its own gradient along the path of this example.
+        r = int(adaptive[0, :, example].abs().argmax())
+
+        def of_edge(t: float, r: int = r, example: int = example) -> float:
+            embedding = effects.base[0] + t * change
+            gradient = effects._gradient(
+                0.0, effects.source - effects.base, added=True, embedding=embedding
+            )
+            return float(gradient[0, r, example])
+
+        alone, _ = quad(of_edge, 0, 1, limit=30, epsabs=1e-3)
+        assert adaptive[0, r, example].item() == pytest.approx(alone, abs=4e-3)
+    integral = effects.integrals["eap_ig"]
+    assert integral.gap < 1e-3 and integral.estimated <= 1e-3
+    # At as many gradients the midpoint rule is farther away.
+    effects.scores("eap_ig", n_steps=integral.n_gradients)
+    assert effects.integrals["eap_ig"].largest_gap > integral.largest_gap
+
+
+def test_the_gap_is_what_the_scores_lack_of_the_whole_change() -> None:
+    effects = effects_of("pre", split=False)
+    for method, lead in (("eap_ig", 1), ("edge_ig", None)):
+        scores = effects.scores(method, n_steps=2)[:lead]
+        whole = effects.replaced(effects.graph.edges)
+        missing = (scores.sum((0, 1)) - whole).mean().abs()
+        assert effects.integrals[method].gap == pytest.approx(float(missing))
+        effects.scores(method, rule="adaptive", tolerance=1e-3)
+        assert effects.integrals[method].gap < 1e-3
+        effects.scores(method, rule="adaptive", tolerance=1e-9, n_steps=12)
+        assert effects.integrals[method].n_gradients == 12  # no more than asked for
+
+
+@given(centre=st.floats(0, 1), width=st.floats(1e-4, 1))
+@settings(max_examples=30)
+def test_adaptive_nodes_find_peaks_wherever_they_are(centre: float, width: float) -> None:
+    """The integral of a logistic peak that holds the whole change, beside a flat example."""
+
+    def slope(points: Tensor) -> Tensor:
+        z = (points - centre) / width
+        peak = torch.exp(-z.abs()) / (1 + torch.exp(-z.abs())) ** 2 / width
+        return torch.stack([peak[0], torch.ones((), dtype=torch.float64)])
+
+    nodes = adaptive_nodes(slope, 2, tolerance=1e-4, most=3000)
+    torch.testing.assert_close(nodes.weights.sum(0), torch.ones(2, dtype=torch.float64))
+    total = nodes.integral(slope)
+    ends = expit((np.array([0, 1]) - centre) / width)
+    if nodes.error.mean() <= 1e-4 and width > 0.1:  # narrower ones may fall between first points
+        assert float(total[0]) == pytest.approx(ends[1] - ends[0], abs=5e-4)
+    assert float(total[1]) == pytest.approx(1)

@@ -625,7 +625,7 @@ def test_a_curriculum_that_cannot_be_read_is_one_clear_error(
 
 @pytest.mark.parametrize("fault", RunFault)
 def test_every_fault_of_a_folder_is_said_with_its_values(fault: RunFault) -> None:
-    counts = {"n_lines": 12, "log_every": 2, "n_given": 10}
+    counts = {"n_lines": 12, "log_every": 2, "n_given": 10, "step": 3, "steps": "0, 4"}
     texts = {"model": "Net", "mismatch": "is cut", "line": "{", "file": "metrics.jsonl"}
     error = RunError(fault, "run x", error=KeyError("seconds"), **counts, **texts)
     assert (error.fault, error.what) == (fault, "run x")

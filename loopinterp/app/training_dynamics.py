@@ -1,0 +1,389 @@
+"""Training dynamics: when accuracy, fixed points, wavefront and automaton appear in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+
+from loopinterp.comparison import SpreadPairs, compare_programs
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
+from loopinterp.core.intervals import ESTIMATE
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
+from loopinterp.decompiler.exact_reading import (
+    Surroundings,
+    is_finite,
+    read_code,
+    same_algorithm,
+)
+from loopinterp.decompiler.program_writing import programs_of
+from loopinterp.dynamics import convergence_study
+from loopinterp.dynamics.regimes import LEAST_LOOPS
+from loopinterp.models.iteration import states_at
+from loopinterp.models.protocol import describe_model
+from loopinterp.models.study_examples import fit_to_model, need_loops
+from loopinterp.probing.carry_wavefront import sample_chains
+from loopinterp.probing.linear_probes import RidgeProbe
+from loopinterp.probing.probe_grid import majority_accuracy, with_random_weights
+from loopinterp.tasks import IGNORE, Addition
+from loopinterp.tasks.task import describe_tensor
+from loopinterp.training import evaluate
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks import Task
+    from loopinterp.training import Run
+
+_CONVERGED, _COMPARED, _PAIRS = 64, 64, 512
+"""Examples whose convergence is followed; inputs and interchanges of the comparison."""
+
+
+class Milestone(Enum):
+    """What a model can have from some step of training on."""
+
+    RIGHT = "right"
+    """Exact match after T(n) loops, up to the training cutoff."""
+    GENERALISES = "generalises"
+    """The same at the greatest length that was measured."""
+    CONVERGES = "converges"
+    """The share of tokens with a fixed point."""
+    CONVERGES_RIGHT = "converges right"
+    """The share of tokens with a fixed point and the right answer there."""
+    READABLE = "readable"
+    """The probe's accuracy at every distance, after some number of loops."""
+    PROGRAM = "program"
+    """The share of interchanges that one program, the closest at the end, predicts."""
+    AUTOMATON = "automaton"
+    """The transition table is that of the last snapshot, up to the first guess."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TrainingDynamics(Result, kind="training-dynamics"):
+    """The result of :func:`training_dynamics_study`, by step of training and by loop.
+
+    Loop 0 is the initial state. Step 0 is the untrained model, the control of every measure.
+
+    Arrays:
+        exact_match: Share of examples right after T(n) loops.
+        loop_exact_match: The same after each loop.
+        residual: Mean relative residual of tokens at the training cutoff; NaN at loop 0.
+        settled: Share of tokens there that have settled on a fixed point by that loop.
+        settled_right: Share that also have the right answer after that loop.
+        probe: Held-out accuracy of a linear probe for ``variable``, by ``distance``.
+        probe_random: Control: the same probe on the model with shuffled weights.
+        majority: Control: always the most frequent class.
+        whole_run: Share of effective interchanges that a program predicts at every delay.
+        cells: Pairs of token and value in the smallest transition table.
+        final_table: Whether that table is the one of the last snapshot, up to the first guess.
+
+    Attributes:
+        cutoff: Greatest problem length in training.
+        variable: What is probed: ``carry``, ``answer``, or the name of the function given.
+        distance: Meaning of the axis: ``chain length`` of a carry, or ``position``.
+        threshold: Share from which a measure counts as reached.
+        n_samples: Examples of each accuracy, and of training and scoring of each probe.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "exact_match": f"step length {ESTIMATE}",
+        "loop_exact_match": "step loop length",
+        **dict.fromkeys(("residual", "settled", "settled_right"), "step loop"),
+        **dict.fromkeys(("probe", "probe_random"), "step loop distance"),
+        "majority": "distance",
+        "whole_run": f"step program {ESTIMATE}",
+        **dict.fromkeys(("cells", "final_table"), "step"),
+    }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"whole_run", "cells", "final_table"})
+
+    task: str
+    cutoff: int
+    variable: str
+    distance: str
+    threshold: float
+    n_samples: int
+
+    @property
+    def readable(self) -> xr.DataArray:
+        """Share of distances at which the variable is readable, [step, loop]."""
+        return (self.data["probe"] >= self.threshold).mean("distance")
+
+    @property
+    def front(self) -> xr.DataArray:
+        """First loop after which the variable is readable, [step, distance]; NaN if never."""
+        loops = self.data["loop"].astype(float)
+        return loops.where(self.data["probe"] >= self.threshold).min("loop")
+
+    @property
+    def speed(self) -> xr.DataArray:
+        """Distance per loop of the front, [step]: the inverse slope of loops on distance.
+
+        NaN if fewer than half of the distances (or fewer than three) are ever readable; infinite if
+        far ones are readable no later than near ones.
+        """
+        first = self.front
+        return first.isel(distance=0, drop=True).copy(data=[_speed(x) for x in first])
+
+    @property
+    def closest_program(self) -> str | None:
+        """The program that predicts most interchanges of the last snapshot."""
+        if "whole_run" not in self.data:
+            return None
+        shares = self.data["whole_run"].sel({ESTIMATE: "value"}).isel(step=-1)
+        return str(shares.fillna(-1).idxmax("program").item())
+
+    def reached(self, milestone: Milestone) -> xr.DataArray | None:
+        """Whether each snapshot has it, [step]; None if it was not measured."""
+        data, last = self.data, {"loop": -1}
+        exact = data["exact_match"].sel({ESTIMATE: "value"}, drop=True)
+        match milestone:
+            case Milestone.RIGHT if int(data["length"].min()) <= self.cutoff:
+                share = exact.sel(length=data["length"] <= self.cutoff).min("length")
+            case Milestone.GENERALISES:
+                share = exact.isel(length=-1)
+            case Milestone.CONVERGES:
+                share = data["settled"].isel(last)
+            case Milestone.CONVERGES_RIGHT:
+                share = data["settled_right"].isel(last)
+            case Milestone.READABLE:
+                return self.front.notnull().all("distance")
+            case Milestone.PROGRAM if self.closest_program is not None:
+                shares = data["whole_run"].sel({ESTIMATE: "value"}, drop=True)
+                share = shares.sel(program=self.closest_program)
+            case Milestone.AUTOMATON if "final_table" in data:
+                return data["final_table"].astype(bool)
+            case _:
+                return None
+        return share >= self.threshold
+
+    def step_of(self, milestone: Milestone) -> int | None:
+        """The first snapshot from which all have it; None if the last has it not.
+
+        Example: a share that reaches the threshold at step 200, falls below it at 300 and is above
+        from 400 on, is reached at 400.
+        """
+        reached = self.reached(milestone)
+        if reached is None or not bool(reached.isel(step=-1)):
+            return None
+        missing = np.flatnonzero(~reached.values)
+        first = missing[-1] + 1 if missing.size else 0
+        return int(reached["step"][first])
+
+
+@checked
+def training_dynamics_study(
+    run: Run,
+    *,
+    steps: Sequence[int] | None = None,
+    lengths: Annotated[Sequence[PositiveInt], Field(min_length=1)] | None = None,
+    n_loops: Annotated[int, Field(ge=LEAST_LOOPS)] | None = None,
+    variable: Callable[[Tensor], Tensor] | None = None,
+    programs: Sequence[Any] | None = None,
+    n_samples: Annotated[int, Field(ge=8)] = 256,
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.95,
+    seed: Seed = 0,
+) -> TrainingDynamics:
+    """Measure accuracy, convergence, probes and program of every snapshot of a run, by loop.
+
+    All snapshots get the same examples. The snapshots are averaged weights
+    (:meth:`~loopinterp.training.Run.model_at`), so that every measure lags by the same steps.
+
+    Args:
+        run: A run trained with ``snapshots`` (:class:`~loopinterp.training.SnapshotConfig`).
+        steps: Snapshots to measure; all by default.
+        lengths: Problem lengths of the accuracy; the training cutoff and twice it by default.
+        n_loops: Loops to follow; by default a quarter more than T(n) of the greatest length.
+        variable: Maps inputs to the classes ``[batch, pos]`` that are probed at each position with
+            one in all examples, ``IGNORE`` elsewhere. By default the carry of an addition, by
+            distance to the bit that decides it; of other tasks the answer.
+        programs: Names or programs to compare with; by default those of the task. ``[]`` for none.
+        n_samples: Examples of each accuracy, and for training and for scoring each probe.
+        threshold: Share from which a measure counts as reached.
+
+    Raises:
+        InputError: If the run has no such snapshot, its model makes one loop, or no position has a
+            class in all examples.
+
+    Source: snapshots as in Pythia, arXiv 2304.01373.
+    """
+    chosen = list(run.snapshots) if steps is None else sorted({*steps})
+    if not chosen:
+        raise InputError(
+            f"snapshots of run {run.folder}",
+            expected="one or more",
+            given="none",
+            fix="Train a run with snapshots.kind=even (or log) and snapshots.every=….",
+        )
+    last, task = run.model_at(chosen[-1]), run.task
+    need_loops(last)
+    lengths = sorted({*(lengths or (run.cutoff, 2 * run.cutoff))})
+    if n_loops is None:
+        one = task.sample(lengths[-1], batch_size=1, generator=torch.Generator().manual_seed(seed))
+        longest = fit_to_model(last, one)
+        n_loops = max(LEAST_LOOPS, -(-5 * int(longest.n_loops.max()) // 4))
+    known = programs_of(task) if programs is None else list(programs)
+    cells = _Cells.draw(task, variable, lengths[-1], n_samples, seed)
+    measures = _Measures(run, task, lengths, n_loops, cells, known, n_samples, seed)
+    models = [describe_model(run.model_at(step)) for step in chosen]
+    coords = {"step": chosen, "loop": range(n_loops + 1), "length": lengths}
+    coords |= {"distance": cells.distances}
+    coords |= {"program": [_name(p) for p in known]} if known else {}
+    with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
+        parts = [measures.of(run.model_at(step)) for step in track(chosen, "snapshots")]
+        return TrainingDynamics.of(
+            watch,
+            coords=coords,
+            **{name: np.stack([part[name] for part in parts]) for name in parts[0]},
+            **(_tables(run, task, chosen) if is_finite(last) else {}),
+            majority=cells.majority,
+            task=task.name,
+            cutoff=run.cutoff,
+            variable=cells.variable,
+            distance=cells.meaning,
+            threshold=threshold,
+            n_samples=n_samples,
+        )
+
+
+def _name(program: Any) -> str:
+    return program if isinstance(program, str) else program.name
+
+
+def _tables(run: Run, task: Task, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Arrays of the transition tables of a finite-state model."""
+    tables = [read_code(run.model_at(step), task)[1] for step in steps]
+    asked = Surroundings.of(task, (1, 2, 3)).asked
+    return {
+        "cells": [float(sum(table.sizes.values())) for table in tables],
+        "final_table": [float(same_algorithm(x, tables[-1], asked)) for x in tables],
+    }
+
+
+def _speed(first: xr.DataArray) -> float:
+    known = first.dropna("distance")
+    if known.size < max(3, first.size / 2):
+        return float("nan")
+    slope = float(np.polyfit(known["distance"].astype(float), known, 1)[0])
+    return 1 / slope if slope > 1e-9 else float("inf")
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Labelled positions; probes are trained on the first half of the samples, scored on the rest.
+
+    ``row``, ``pos`` and ``label`` are ``[distance, sample]``.
+    """
+
+    inputs: Tensor
+    row: Int[Tensor, "distance sample"]
+    pos: Int[Tensor, "distance sample"]
+    label: Int[Tensor, "distance sample"]
+    distances: Sequence[int]
+    variable: str
+    meaning: str
+
+    @classmethod
+    def draw(
+        cls, task: Task, variable: Callable[[Tensor], Tensor] | None, n: int, size: int, seed: int
+    ) -> _Cells:
+        generator = torch.Generator().manual_seed(seed)
+        if variable is None and isinstance(task, Addition):
+            longest = max(1, min(n // 2, n - 2))
+            options: dict[str, Any] = {"max_chain": longest, "n_pairs": size // 2}
+            # Pairs of one half share no input with the other half.
+            train, test = (sample_chains(task, n, generator=generator, **options) for _ in "ab")
+            both = train.joined(test)
+            chains = range(1, longest + 1)
+            return cls(both.inputs, both.row, both.pos, both.carry, chains, "carry", "chain length")
+        batch = task.sample(n, batch_size=2 * size, generator=generator)
+        labels = batch.targets if variable is None else variable(batch.inputs)
+        fits = isinstance(labels, torch.Tensor) and labels.shape == batch.inputs.shape[:2]
+        asked = (labels != IGNORE).all(0).nonzero()[:, 0] if fits else torch.empty(0)
+        if not len(asked):
+            raise InputError(
+                "variable",
+                expected=f"classes {list(batch.inputs.shape[:2])}, known at some position of all "
+                "examples",
+                given="none there" if fits else describe_tensor(labels),
+                fix="Pass a function of the inputs, such as task.targets.",
+            )
+        row = torch.arange(len(labels)).expand(len(asked), -1)  # [distance, sample]
+        pos = asked[:, None].expand_as(row)
+        name = "answer" if variable is None else getattr(variable, "__name__", "variable")
+        distances = (asked - asked[0] + 1).tolist()
+        return cls(batch.inputs, row, pos, labels[row, pos], distances, name, "position")
+
+    @property
+    def majority(self) -> Float[Tensor, " distance"]:
+        half = self.label.shape[1] // 2
+        return majority_accuracy(self.label[:, :half], self.label[:, half:])
+
+    def probe(self, model: LoopedModel, n_loops: int) -> Float[np.ndarray, "loop distance"]:
+        """Held-out accuracy of one probe for each loop and distance."""
+        half = self.label.shape[1] // 2
+        loops = range(n_loops + 1)
+        # [loop, distance, sample, d_model]
+        states, _ = states_at(model, self.inputs, self.row, self.pos, loops=loops)
+        probe = RidgeProbe().fit(states[..., :half, :], self.label[:, :half])
+        return probe.score(states[..., half:, :], self.label[:, half:]).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class _Measures:
+    run: Run
+    task: Task
+    lengths: Sequence[int]
+    n_loops: int
+    cells: _Cells
+    programs: Sequence[Any]
+    n_samples: int
+    seed: int
+
+    def of(self, model: LoopedModel) -> dict[str, np.ndarray]:
+        """Arrays of one snapshot, without the axis of steps."""
+        kind = self.run.config.distribution or self.task.distributions[0]
+        evaluation = evaluate(
+            model, self.task, self.lengths, distributions=[kind], loops=range(self.n_loops + 1),
+            n_samples=self.n_samples, seed=self.seed,
+        ).data.isel(distribution=0)  # fmt: skip
+        control = with_random_weights(model, seed=self.seed)  # type: ignore[type-var]
+        arrays = {
+            "exact_match": evaluation["exact_match"].isel(extra_loop=0).values,
+            "loop_exact_match": evaluation["loop_exact_match"].sel({ESTIMATE: "value"}).values,
+            "probe": self.cells.probe(model, self.n_loops),
+            "probe_random": self.cells.probe(control, self.n_loops),
+            **self._convergence(model, kind),
+        }
+        if self.programs:
+            batch = self._sample(_COMPARED, None)
+            pairs = SpreadPairs(pairs=_PAIRS, same_value=0)
+            compared = compare_programs(model, self.programs, batch, pairs=pairs, seed=self.seed)
+            arrays["whole_run"] = compared.data["whole_run"].isel(model=0).sel(stratum="all").values
+        return arrays
+
+    def _sample(self, size: int, kind: str | None) -> Any:
+        generator = torch.Generator().manual_seed(self.seed)
+        n = self.run.cutoff
+        return self.task.sample(n, batch_size=size, generator=generator, distribution=kind)
+
+    def _convergence(self, model: LoopedModel, kind: str) -> dict[str, np.ndarray]:
+        batch = self._sample(_CONVERGED, kind)
+        result = convergence_study(model, batch, n_loops=self.n_loops, n_spectral=0)
+        counted, loops = result.data["counted"], result.data["loop"]
+        settled = (result.settling_times() <= loops) & counted
+        right = settled & (result.data["right"] == 1)
+        total = float(counted.sum())
+        shares = [x.sum(("batch", "pos")).values / total for x in (settled, right)]
+        residual = result.mean_residual().where(loops > 0).values
+        return {"residual": residual, "settled": shares[0], "settled_right": shares[1]}

@@ -1,0 +1,101 @@
+r"""Integrals along the paths of integrated gradients.
+
+The slope of the metric along a path, :math:`f(t) = \mathrm{d} M / \mathrm{d} t`, is the sum of the
+gradients that are averaged. In trained models with sharp attention it has peaks far narrower than a
+hundredth of the path, at other places in each example. The adaptive rule halves panels where the
+slope is not integrated well, for each example by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loopinterp.core.progress import bar, track
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+_ORDER = 3  # points of a panel
+_NARROWEST = 2.0**-20
+"""Panels of this width are not halved: float32 has no more points there."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where gradients are taken, ``[node, batch]``, and their weights, which add up to 1.
+
+    Attributes:
+        error: Estimated absolute error of the integral of the slope, by example; NaN if unknown.
+        n_slopes: Slopes that were computed to choose the nodes.
+    """
+
+    points: Float[Tensor, "node batch"]
+    weights: Float[Tensor, "node batch"]
+    error: Float[Tensor, " batch"]
+    n_slopes: int = 0
+
+    def integral(self, gradient: Callable[[Tensor], Tensor]) -> Float[Tensor, "*shape batch"]:
+        """The integral of a function of the points ``[batch]`` of all examples."""
+        total: Any = 0
+        for points, weights in track(list(zip(self.points, self.weights)), "step"):
+            total = total + weights * gradient(points)
+        return total
+
+
+def midpoint_nodes(n_steps: int, n_examples: int) -> Nodes:
+    """The middles of ``n_steps`` equal parts."""
+    points = (torch.arange(n_steps, dtype=torch.float64) + 0.5) / n_steps
+    unknown = torch.full((n_examples,), float("nan"), dtype=torch.float64)
+    points = points[:, None].expand(-1, n_examples)
+    return Nodes(points, torch.full_like(points, 1 / n_steps), unknown)
+
+
+def adaptive_nodes(
+    slope: Callable[[Tensor], Tensor], n_examples: int, *, tolerance: float, most: int
+) -> Nodes:
+    r"""Gauss-Legendre points of panels that are halved where the slope needs it.
+
+    The error of a panel is the difference between its integral and that of its halves. Each example
+    halves its worst panel, until the mean over examples of the summed errors is at most
+    ``tolerance``, or there are ``most`` points.
+
+    Args:
+        slope: Slopes [batch] at the points [batch] of all examples.
+    """
+    x, w = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(_ORDER))
+    x, w = (x + 1) / 2, w / 2
+    row, n_slopes = torch.arange(n_examples), 0
+
+    def integrated(start: Tensor, width: Tensor) -> Float[Tensor, " batch"]:
+        nonlocal n_slopes
+        n_slopes += _ORDER
+        return (
+            torch.stack([w[k] * slope(start + x[k] * width) for k in range(_ORDER)]).sum(0) * width
+        )
+
+    # Of each panel [panel, batch]: start, width, integral, error.
+    starts, widths = (torch.full((1, n_examples), v, dtype=torch.float64) for v in (0.0, 1.0))
+    integrals = integrated(starts[0], widths[0])[None]
+    errors = torch.full_like(starts, float("inf"))
+    with bar("panels", total=most) as shown:
+        while errors.sum(0).mean() > tolerance and _ORDER * (len(starts) + 1) <= most:
+            # The worst panel; where no error is left, the widest.
+            worst = (errors + 1e-12 * widths).argmax(0)
+            start, width, before = (v[worst, row] for v in (starts, widths / 2, integrals))
+            left, right = integrated(start, width), integrated(start + width, width)
+            error = ((left + right - before).abs() / 2).masked_fill(width <= _NARROWEST, 0)
+            widths[worst, row], integrals[worst, row], errors[worst, row] = width, left, error
+            starts = torch.cat([starts, (start + width)[None]])
+            widths = torch.cat([widths, width[None]])
+            integrals = torch.cat([integrals, right[None]])
+            errors = torch.cat([errors, error[None]])
+            shown.update(_ORDER)
+    points = starts[:, None] + x[:, None] * widths[:, None]  # [panel, point, batch]
+    weights = w[:, None] * widths[:, None]
+    return Nodes(points.flatten(0, 1), weights.flatten(0, 1), errors.sum(0), n_slopes)
