@@ -312,6 +312,19 @@ def test_initial_weights_of_a_given_size() -> None:
     assert model.blocks[0].attn.b_O.abs().sum() == 0
 
 
+def test_initial_positions_of_a_given_size() -> None:
+    positions = {"positions": "absolute", "n_ctx": 64, "d_model": 64}
+    plain, small, large = (
+        build("plain", **positions, **sizes)
+        for sizes in ({}, {"init_std": 0.02}, {"position_std": 1.0})
+    )
+    sizes = [model.W_pos.std().item() for model in (plain, small, large)]
+    assert sizes == pytest.approx([0.1, 0.02, 1.0], rel=0.1)
+    # No other weight depends on it.
+    differ = {k for k, x in plain.state_dict().items() if not x.equal(large.state_dict()[k])}
+    assert differ == {"position_embedding.weight"}
+
+
 def test_double_precision_narrows_the_gap_between_the_paths() -> None:
     model = build("demo").double()
     x = some_inputs(model)
