@@ -52,6 +52,8 @@ class LoopedTransformerConfig(Settings):
         relative_window: Clamps distances and offsets (``relative``, ``grid``).
         abacus_target: Where abacus positions are added: the input, or queries and keys.
         abacus_max_offset: Largest random offset in training.
+        abacus_window: Largest distance, in abacus positions, from a digit to another digit that it
+            attends to; the window leaves tokens alone that are no digits. None: any.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
@@ -73,6 +75,8 @@ class LoopedTransformerConfig(Settings):
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
         init_std: Standard deviation of initial weights; PyTorch's initialisation if None.
+        position_std: That of learned positions; if None, ``init_std``, or else 0.1. PyTorch's
+            initialisation of token embeddings has 1.
 
     Example:
         >>> config = LoopedTransformerConfig(d_model=64, n_heads=4, d_vocab=6, d_vocab_out=2)
@@ -105,6 +109,7 @@ class LoopedTransformerConfig(Settings):
     ] = None
     abacus_target: Annotated[Literal["input", "qk"], OnlyWith("positions", "abacus")] = "input"
     abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
+    abacus_window: Annotated[NonNegativeInt | None, OnlyWith("positions", "abacus")] = None
     digit_tokens: Annotated[
         tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
     ] = ()
@@ -124,6 +129,9 @@ class LoopedTransformerConfig(Settings):
     tie_unembed: bool = False
     unembed_bias: bool = True
     init_std: NonNegativeFloat | None = None
+    position_std: Annotated[
+        NonNegativeFloat | None, OnlyWith("positions", "absolute", "abacus")
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -346,8 +346,17 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         if inputs.device != self.device:
             expected, fix = f"a tensor on {self.device}", f"Pass inputs.to({str(self.device)!r})."
             raise InputError("inputs", expected=expected, given=str(inputs.device), fix=fix)
-        context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
-        return replace(context, qk_offset=self.qk_offset(inputs, offset))
+        bar = self.input_bar(inputs)
+        every_pair = all_pairs or bar is not None
+        context = self.length_context(inputs.shape[1], all_pairs=every_pair)
+        context = replace(context, qk_offset=self.qk_offset(inputs, offset))
+        if bar is None:
+            return context
+        place = torch.arange(inputs.shape[1], device=inputs.device)
+        inside, around = self.mask_at(place[None, :, None], place[None, None])
+        barred = {"mask": around + bar, "is_causal": False}
+        surround = context.surround and replace(context.surround, **barred)
+        return replace(context, mask=inside + bar, is_causal=False, surround=surround)
 
     @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
@@ -359,6 +368,10 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         """Vectors added to queries and keys of each position, if any."""
+        return None
+
+    def input_bar(self, inputs: Tensor) -> Float[Tensor, "batch 1 query key"] | None:
+        """Minus infinity where tokens bar attention, else 0, if they do in this model."""
         return None
 
     @abstractmethod

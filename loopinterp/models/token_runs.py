@@ -276,6 +276,11 @@ class CachedRun(RecomputedRun):
             return past[0][:, :, : self.seen], past[1][:, :, : self.seen]
 
         mask, around = model.mask_at(places[..., None], key)
+        bar = model.input_bar(known)
+        if bar is not None:
+            # Indexed by rows and places: [batch, pos, 1, key], turned back to heads first.
+            bar = bar[self.rows[:, None], :, places].transpose(1, 2)
+            mask, around = (mask + bar,) * 2 if around is mask else (mask + bar, around + bar)
         surround = None if around is mask else AttentionContext(mask=around)
         return AttentionContext(
             mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround

@@ -18,6 +18,7 @@ from loopinterp.models.positions import (
     FireBias,
     GridBias,
     RelativeBias,
+    abacus_bar,
     abacus_positions,
     attention_context,
     attention_mask,
@@ -146,20 +147,23 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def _reads_tokens(self) -> bool:
-        return (self.config.positions, self.config.abacus_target) == ("abacus", "qk")
+        on_scores = self.config.abacus_target == "qk" or self.config.abacus_window is not None
+        return self.config.positions == "abacus" and on_scores
 
     def _init_weights(self) -> None:
         std = self.config.init_std
         if isinstance(self.relative_bias, (RelativeBias, GridBias)):
             nn.init.xavier_uniform_(self.relative_bias.table)
         if self.position_embedding is not None:
-            nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)
+            nn.init.normal_(self.position_embedding.weight, std=0.1)
         if std is not None:
             for module in self.modules():
                 if isinstance(module, (nn.Linear, nn.Embedding)):
                     nn.init.normal_(module.weight, std=std)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+        if self.position_embedding is not None and self.config.position_std is not None:
+            nn.init.normal_(self.position_embedding.weight, std=self.config.position_std)
         if self.code is not None:
             self.code.init_weights()
 
@@ -205,12 +209,18 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return None
 
     def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        if not self._reads_tokens:
+        if self.config.positions != "abacus" or self.config.abacus_target != "qk":
             return None
         assert self.position_embedding is not None
         embedding = self.position_embedding(self._abacus_index(inputs, offset))
         axes = "batch pos (head d_head) -> batch head pos d_head"
         return rearrange(embedding, axes, head=self.config.n_heads)
+
+    def input_bar(self, inputs: Tensor) -> Float[Tensor, "batch 1 query key"] | None:
+        window = self.config.abacus_window
+        if window is None:
+            return None
+        return abacus_bar(self._abacus_index(inputs, 0), window, dtype=self.dtype)
 
     def _abacus_index(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
         return abacus_positions(tokens.long(), self.config.digit_tokens, offset)
@@ -264,7 +274,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     ) -> Float[Tensor, "batch pos d_model"]:
         """One loop; see :meth:`HookedRun.step`."""
         if context is None and self._reads_tokens:
-            expected = "the input, as abacus positions enter queries and keys"
+            expected = "the input, as abacus positions enter the scores of attention"
             got, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
             raise InputError("step", expected=expected, given=got, fix=fix)
         return super().step(h, e, context, taps)

@@ -401,6 +401,9 @@ class TrainingConfig(_ModelAndTask):
         if self.offset_per_example and model.positions != "abacus":
             expected = f"false with model.positions={model.positions}"
             yield Conflict("offset_per_example", expected, "Leave it out, or use abacus positions.")
+        if self.compile and model.abacus_window is not None:
+            fix = "Leave compile out, or set model.abacus_window to none."
+            yield Conflict("compile", "false with model.abacus_window", fix)
         if self.compile and model.abacus_target == "qk":
             fix = "Leave compile out, or use model.abacus_target=input."
             yield Conflict("compile", "false with abacus positions on queries and keys", fix)

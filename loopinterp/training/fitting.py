@@ -148,6 +148,7 @@ def train_seeds(
     need(n_processes() == 1, "processes", "one", str(n_processes()), fix)
     # Examples are padded to the longest of all seeds, which only a causal model ignores.
     needed = {"model.causal": True, "model.state_code": None, "compile": False}
+    needed["model.abacus_window"] = None  # a mask for each example
     for setting, value in needed.items():
         if (got := attrgetter(setting)(config)) != value:
             expected = f"{value}, where seeds are trained together"

@@ -69,6 +69,7 @@ ELSEWHERE = (
         "lenses",
         "exits",
     ),
+    "abacus_addition",
     "spare_loops",
     "finite_models",
     "reduced_models",

@@ -47,6 +47,7 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
             "^abacus_target:",
         ),
         ({"n_ctx": 10}, "no effect"),
+        ({"position_std": 1.0}, "no effect"),
         ({"relative_window": 1}, "no effect"),
         ({"injection_gate": 0.5}, "no effect"),
         ({"noise_seed": 3}, "no effect"),

@@ -227,6 +227,24 @@ def test_abacus_counts_digits_within_their_number(tokens: list[int], offset: int
     assert got[0].tolist() == expected
 
 
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 4))
+def test_a_digit_attends_to_digits_within_the_abacus_window(tokens: list[int], window: int) -> None:
+    settings = {"positions": "abacus", "n_ctx": 30, "digit_tokens": (1, 2, 3)}
+    model = build("plain", d_vocab=6, **settings, abacus_window=window)
+    free = build("plain", d_vocab=6, **settings)
+    inputs = torch.tensor([tokens])
+    place = abacus_positions(inputs, (1, 2, 3))[0].tolist()
+    _, cache = model.run_with_cache(inputs, n_loops=1)
+    seen = cache["blocks.0.attn.hook_pattern"][0].gt(0).all(0)
+    for query, p in enumerate(place):
+        for key, q in enumerate(place):
+            far = p > 0 and q > 0 and abs(p - q) > window
+            assert bool(seen[query, key]) == (key <= query and not far)
+    # Numbers that fit into the window are read as without one.
+    if max(place) <= window + 1:
+        torch.testing.assert_close(model(inputs, n_loops=2), free(inputs, n_loops=2))
+
+
 def test_tables_that_are_too_short_are_refused() -> None:
     check_length(8, 8, "sequence length")
     with naming("sequence length") as caught:

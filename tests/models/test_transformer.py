@@ -60,7 +60,7 @@ def test_protocol_methods_run_the_same_loops(name: str) -> None:
     h = run.h0
     for loop in range(T):
         torch.testing.assert_close(h, states[loop], atol=1e-5, rtol=0)
-        if name != "abacus on q and k":
+        if name not in ("abacus on q and k", "abacus window"):
             stepped = model.step(h, run.e)
             torch.testing.assert_close(stepped, states[loop + 1], atol=1e-5, rtol=0)
         h = run.step(h)
@@ -310,6 +310,19 @@ def test_initial_weights_of_a_given_size() -> None:
     model = build("plain", init_std=0.02, d_model=64)
     assert model.W_E.std().item() == pytest.approx(0.02, rel=0.2)
     assert model.blocks[0].attn.b_O.abs().sum() == 0
+
+
+def test_initial_positions_of_a_given_size() -> None:
+    positions = {"positions": "absolute", "n_ctx": 64, "d_model": 64}
+    plain, small, large = (
+        build("plain", **positions, **sizes)
+        for sizes in ({}, {"init_std": 0.02}, {"position_std": 1.0})
+    )
+    sizes = [model.W_pos.std().item() for model in (plain, small, large)]
+    assert sizes == pytest.approx([0.1, 0.02, 1.0], rel=0.1)
+    # No other weight depends on it.
+    differ = {k for k, x in plain.state_dict().items() if not x.equal(large.state_dict()[k])}
+    assert differ == {"position_embedding.weight"}
 
 
 def test_double_precision_narrows_the_gap_between_the_paths() -> None:

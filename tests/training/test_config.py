@@ -134,3 +134,6 @@ def test_compile_refuses_positions_that_the_step_alone_cannot_see(tiny: Training
     assert changed(tiny, model=abacus).model.positions == "abacus"
     with naming("compile", ConfigError):
         changed(tiny, model=abacus, compile=True)
+    windowed = abacus | {"abacus_target": "input", "abacus_window": 3}
+    with naming("compile", ConfigError):
+        changed(tiny, model=windowed, compile=True)

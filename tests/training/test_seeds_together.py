@@ -87,7 +87,13 @@ def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
 
 def test_what_cannot_be_padded_or_stacked_is_refused(tiny: TrainingConfig, tmp_path: Path) -> None:
     two_sided = tiny.replace(model=tiny.model.replace(causal=False))
-    for config, what in ((two_sided, "model.causal"), (tiny.replace(compile=True), "compile")):
+    abacus = {**ABACUS, "abacus_target": "input", "abacus_window": 3}
+    windowed = tiny.replace(model=tiny.model.replace(**abacus))
+    for config, what in (
+        (two_sided, "model.causal"),
+        (tiny.replace(compile=True), "compile"),
+        (windowed, "model.abacus_window"),
+    ):
         with naming(what, ConfigError):
             train_seeds(config, [0, 1], tmp_path)
 
