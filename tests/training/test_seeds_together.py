@@ -88,7 +88,9 @@ def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
 def test_what_cannot_be_padded_or_stacked_is_refused(tiny: TrainingConfig, tmp_path: Path) -> None:
     two_sided = tiny.replace(model=tiny.model.replace(causal=False))
     abacus = {**ABACUS, "abacus_target": "input", "abacus_window": 3}
-    windowed = tiny.replace(model=tiny.model.replace(**abacus))
+    windowed = TrainingConfig.from_dict(
+        tiny.to_dict() | {"model": tiny.model.to_dict() | {"attention_window": None} | abacus}
+    )
     for config, what in (
         (two_sided, "model.causal"),
         (tiny.replace(compile=True), "compile"),
