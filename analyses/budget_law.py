@@ -164,7 +164,7 @@ def as_table(found: pd.DataFrame) -> str:
         share = f"{len(learnt)} of {len(at)}"
         rows.append([task, share, _said(law), f"{ratio:.2f}", _said(growth), _said(settling)])
     return table(
-        ["task", "models that learnt", "v over n / T, exponent", "least loops over those trained",
+        ["task", "models that learnt", "v over n / T, exponent", "least loops / training loops",
          "least loops over n, exponent", "settling over n, exponent"],
         rows,
     )  # fmt: skip

@@ -60,7 +60,8 @@ def main() -> None:
     for name, changes in lost.items():
         change = mean_estimate(np.concatenate(changes))
         status = "yes" if change[2] < -0.01 else "no" if change[1] > -0.01 else "not decided"
-        found = f"after {LOOPS} loops {interval(change, 100, 1)} points against its own number."
+        points = interval(change, 100, 1)
+        found = f"after {LOOPS} loops {points} points against its own number of loops."
         claims.append(Claim(PAPER, CLAIM, name, found, status))
     plot = line_figure(lines, x_title="loops", y_title="exact match", y_range=(0, 1.03))
     publish("forced_depth", args, claims, pd.DataFrame(rows), as_table, plot)

@@ -56,8 +56,8 @@ def main() -> None:
         )
         status = "no" if share[1] > max(0.6, control[2]) else "yes"
         found = (
-            f"the result of {best[1]} hops is on top in {interval(share, 100, 0)}% ({best[3]}, "
-            f"loop {best[2]}); another's in {interval(control, 100, 0)}%."
+            f"the result after {best[1]} of {HOPS} hops is on top in {interval(share, 100, 0)}% "
+            f"({best[3]}, loop {best[2]}); another's in {interval(control, 100, 0)}%."
         )
         model_name = f"ouro-small, seed {seed}"
         claims.append(Claim(PAPER, LITTLE, model_name, found, status))

@@ -91,7 +91,7 @@ def as_table(rows: pd.DataFrame) -> str:
          *(f"{x[f'{k} first']:.2f} → {x[f'{k} last']:.2f}" for k in ("residual", "cosine"))]
         for _, x in rows.iterrows()
     ]  # fmt: skip
-    return table(["model", "loops", *COMPARED, "residual", "abs. cosine of steps"], shown)
+    return table(["model", "loops", *COMPARED, "residual of steps", "abs. cosine of steps"], shown)
 
 
 if __name__ == "__main__":
