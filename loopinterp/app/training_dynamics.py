@@ -240,7 +240,7 @@ def training_dynamics_study(
     coords |= {"distance": cells.distances}
     coords |= {"program": [_name(p) for p in known]} if known else {}
     with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
-        parts = [measures.of(run.model_at(step)) for step in track(chosen, "snapshots")]
+        parts = [measures.measure(run.model_at(step)) for step in track(chosen, "snapshots")]
         return TrainingDynamics.of(
             watch,
             coords=coords,
@@ -263,10 +263,10 @@ def _name(program: Any) -> str:
 def _tables(run: Run, task: Task, steps: Sequence[int]) -> dict[str, list[float]]:
     """Arrays of the transition tables of a finite-state model."""
     tables = [read_code(run.model_at(step), task)[1] for step in steps]
-    asked = Surroundings.of(task, (1, 2, 3)).asked
+    cells = Surroundings.of(task, (1, 2, 3)).asked
     return {
         "cells": [float(sum(table.sizes.values())) for table in tables],
-        "final_table": [float(same_algorithm(x, tables[-1], asked)) for x in tables],
+        "final_table": [float(same_algorithm(x, tables[-1], cells)) for x in tables],
     }
 
 
@@ -309,8 +309,8 @@ class _Cells:
         batch = task.sample(n, batch_size=2 * size, generator=generator)
         labels = batch.targets if variable is None else variable(batch.inputs)
         fits = isinstance(labels, torch.Tensor) and labels.shape == batch.inputs.shape[:2]
-        asked = (labels != IGNORE).all(0).nonzero()[:, 0] if fits else torch.empty(0)
-        if not len(asked):
+        positions = (labels != IGNORE).all(0).nonzero()[:, 0] if fits else torch.empty(0)
+        if not len(positions):
             raise InputError(
                 "variable",
                 expected=f"classes {list(batch.inputs.shape[:2])}, known at some position of all "
@@ -318,10 +318,10 @@ class _Cells:
                 given="none there" if fits else describe_tensor(labels),
                 fix="Pass a function of the inputs, such as task.targets.",
             )
-        row = torch.arange(len(labels)).expand(len(asked), -1)  # [distance, sample]
-        pos = asked[:, None].expand_as(row)
+        row = torch.arange(len(labels)).expand(len(positions), -1)  # [distance, sample]
+        pos = positions[:, None].expand_as(row)
         name = "answer" if variable is None else getattr(variable, "__name__", "variable")
-        distances = (asked - asked[0] + 1).tolist()
+        distances = (positions - positions[0] + 1).tolist()
         return cls(batch.inputs, row, pos, labels[row, pos], distances, name, "position")
 
     @property
@@ -350,7 +350,7 @@ class _Measures:
     n_samples: int
     seed: int
 
-    def of(self, model: LoopedModel) -> dict[str, np.ndarray]:
+    def measure(self, model: LoopedModel) -> dict[str, np.ndarray]:
         """Arrays of one snapshot, without the axis of steps."""
         kind = self.run.config.distribution or self.task.distributions[0]
         evaluation = evaluate(

@@ -93,11 +93,11 @@ def _nodes_and_links(
     result: EdgeStudy, graph: UnrolledGraph, tied: set[Any], score: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     effects = result.data["effect"].sel(score=score)
-    kept = {graph.tied_edges.index(edge) for edge in tied}
+    indices = {graph.tied_edges.index(edge) for edge in tied}
     ends: dict[str, Component] = {}
     weights: dict[tuple[str, str], float] = {}
     for s, r in graph.edges.nonzero().tolist():
-        if int(graph.tied_index[s, r]) not in kept:
+        if int(graph.tied_index[s, r]) not in indices:
             continue
         sender, receiver = graph.senders[s], graph.readers[graph.receivers[r][0]]
         ends |= {sender.name: sender, receiver.name: receiver}
@@ -106,15 +106,15 @@ def _nodes_and_links(
         weights[pair] = weights.get(pair, 0.0) + effect
     n_layers = max((part.number for part in graph.senders), default=-1) + 1
     places = _places(graph)
-    made = {
+    node_of = {
         name: _node(part, places.get(part.tied, 0), n_layers, result.metric)
         for name, part in sorted(ends.items(), key=lambda end: end[1].stage)
     }
     links = [
-        {"source": made[s]["node_id"], "target": made[r]["node_id"], "weight": weight}
+        {"source": node_of[s]["node_id"], "target": node_of[r]["node_id"], "weight": weight}
         for (s, r), weight in weights.items()
     ]
-    return list(made.values()), links
+    return list(node_of.values()), links
 
 
 def _places(graph: UnrolledGraph) -> dict[str, int]:

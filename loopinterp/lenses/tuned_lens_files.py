@@ -46,8 +46,8 @@ def write_tuned_lens(lens: FittedLens, folder: str | Path, *, base_model: str = 
         >>> read_tuned_lens(folder).matrix[0].tolist()
         [[2.0, 0.0], [0.0, 2.0]]
     """
-    folder, wanted = Path(folder), _places(lens.n_loops, lens.n_layers)
-    missing = [] if lens.shared else [place for place in wanted if place not in lens.places]
+    folder, places = Path(folder), _places(lens.n_loops, lens.n_layers)
+    missing = [] if lens.shared else [place for place in places if place not in lens.places]
     if lens.kind != "tuned" or missing:
         raise InputError(
             "lens",
@@ -55,7 +55,7 @@ def write_tuned_lens(lens: FittedLens, folder: str | Path, *, base_model: str = 
             given=f"a {lens.kind} lens, without the places {missing}",
             fix="Fit it with fit_tuned_lens.",
         )
-    at = [lens.places.index(EVERYWHERE if lens.shared else place) for place in wanted]
+    at = [lens.places.index(EVERYWHERE if lens.shared else place) for place in places]
     eye = torch.eye(lens.d_model, dtype=lens.matrix.dtype)
     state: dict[str, Any] = {}
     for i, k in enumerate(at):
@@ -94,8 +94,8 @@ def read_tuned_lens(folder: str | Path, *, n_layers: NonNegativeInt = 0) -> Fitt
     config = read_json_object(folder / _CONFIG)
     width: Any = config.get("d_model")
     n_maps: Any = config.get("num_hidden_layers")
-    whole = all(type(size) is int and size > 0 for size in (width, n_maps))
-    if not whole or config.get("lens_type", "linear_tuned_lens") != "linear_tuned_lens":
+    are_counts = all(type(size) is int and size > 0 for size in (width, n_maps))
+    if not are_counts or config.get("lens_type", "linear_tuned_lens") != "linear_tuned_lens":
         raise CheckpointError(
             f"file {folder / _CONFIG}",
             expected="the configuration of a linear tuned lens, with d_model, num_hidden_layers",
@@ -148,21 +148,27 @@ def _parameters(path: Path, n_maps: int, width: int) -> tuple[torch.Tensor, torc
     biased = "0.bias" in state
     shapes: dict[str, list[int]] = {f"{i}.weight": [width, width] for i in range(n_maps)}
     shapes |= {f"{i}.bias": [width] for i in range(n_maps)} if biased else {}
-    given = {
+    shapes_there = {
         name: list(x.shape) if torch.is_tensor(x) and x.is_floating_point() else str(type(x))
         for name, x in state.items()
     }
-    if given != shapes:
+    if shapes_there != shapes:
         name = next(
-            iter({str(k): None for k in [*given, *shapes] if given.get(k) != shapes.get(k)})
+            iter(
+                {
+                    str(k): None
+                    for k in [*shapes_there, *shapes]
+                    if shapes_there.get(k) != shapes.get(k)
+                }
+            )
         )
-        raise _wrong(path, n_maps, width, f"{name!r} of shape {given.get(name)}")
+        raise _wrong(path, n_maps, width, f"{name!r} of shape {shapes_there.get(name)}")
     W = torch.stack([state[f"{i}.weight"] for i in range(n_maps)])  # [place, to, from]
     W = W.to(torch.promote_types(W.dtype, torch.float32))
     b = torch.stack([state[f"{i}.bias"] for i in range(n_maps)]) if biased else W[..., 0] * 0
     return W + torch.eye(width, dtype=W.dtype), b.to(W.dtype)
 
 
-def _wrong(path: Path, n_maps: int, width: int, given: str) -> CheckpointError:
+def _wrong(path: Path, n_maps: int, width: int, got: str) -> CheckpointError:
     expected = f"{n_maps} linear translators of width {width}"
-    return CheckpointError(f"file {path}", expected=expected, given=given, fix=_FIX)
+    return CheckpointError(f"file {path}", expected=expected, given=got, fix=_FIX)

@@ -121,9 +121,9 @@ def log_to(run: Any) -> Callable[[int, Mapping[str, float]], None]:
             run.log(dict(values), step=step)
 
     else:
-        expected, given = "an object with add_scalar or log", type(run).__name__
+        expected, got = "an object with add_scalar or log", type(run).__name__
         fix = "Pass a SummaryWriter, or what wandb.init or trackio.init returns."
-        raise InputError("run", expected=expected, given=given, fix=fix)
+        raise InputError("run", expected=expected, given=got, fix=fix)
     return write
 
 

@@ -133,11 +133,11 @@ class LanguageScores:
 
     def _parts(self, tokens: list[int]) -> Iterator[Scored]:
         """Each token once; the last part reads as much as fits."""
-        whole, length = [self.first, *tokens], self.max_length or len(tokens)
+        read, length = [self.first, *tokens], self.max_length or len(tokens)
         for start in range(0, len(tokens), max(length, 1)):
             end = min(start + length, len(tokens))
             first = max(0, end - length)
-            yield whole[first : start + 1], tokens[start:end]
+            yield read[first : start + 1], tokens[start:end]
 
     @torch.no_grad()
     def _score(self, pairs: Sequence[Scored]) -> list[tuple[float, bool]]:

@@ -19,6 +19,7 @@ from analyses.abacus_addition import (
 )
 from analyses.tables_in_pages import PAGES, put
 from loopinterp.models import LoopedTransformer, generate
+from loopinterp.tasks import AbacusAddition
 from loopinterp.zoo import load_pretrained
 
 STORED = json.loads(FILE.read_text())
@@ -38,7 +39,7 @@ def test_the_page_is_what_is_stored() -> None:
 
 def test_exact_match_is_that_of_greedy_generation(model: LoopedTransformer) -> None:
     batch = cell(8, 7, 40)
-    task = batch.task
+    task = AbacusAddition()
     prompt, mask = task.prompt_of(batch)
     options = {"n_loops": 4, "max_new_tokens": 10, "stop_token": task.end, "attention_mask": mask}
     right = task.is_right(batch, generate(model, prompt, **options))

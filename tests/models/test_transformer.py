@@ -313,10 +313,9 @@ def test_initial_weights_of_a_given_size() -> None:
 
 
 def test_initial_positions_of_a_given_size() -> None:
-    positions = {"positions": "absolute", "n_ctx": 64, "d_model": 64}
     plain, small, large = (
-        build("plain", **positions, **sizes)
-        for sizes in ({}, {"init_std": 0.02}, {"position_std": 1.0})
+        build("plain", positions="absolute", n_ctx=64, d_model=64, init_std=every, position_std=own)
+        for every, own in ((None, None), (0.02, None), (None, 1.0))
     )
     sizes = [model.W_pos.std().item() for model in (plain, small, large)]
     assert sizes == pytest.approx([0.1, 0.02, 1.0], rel=0.1)
