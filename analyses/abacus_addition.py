@@ -27,11 +27,16 @@ from loopinterp.training import Run
 FILE = RESULTS / "abacus_addition.json"
 CHANGES = {
     "abacus-long": "-",
+    "seed-1": "seed=1",
+    "seed-2": "seed=2",
+    "16,000-steps": "seed=1, 16,000 steps",
     "queries-and-keys": "model.abacus_target=qk, 7,000 steps",
     "wide-heads": "model.n_heads=3, model.d_head=64, model.abacus_max_offset=20, model.n_ctx=32, "
     "optimiser.weight_decay=0.1, 5,000 steps",
 }
 """What each measured run changes of the recipe."""
+
+SEEDS = ("abacus-long", "seed-1", "seed-2", "16,000-steps")
 
 CELLS = ((8, 8), (12, 12), (16, 16), (20, 20), (24, 24), (16, 8), (24, 5), (5, 24))
 LENGTHS = (8, 12, 16, 20, 24)
@@ -82,6 +87,11 @@ def measured(model: Any, samples: int) -> dict[str, Any]:
             for n in LENGTHS
             for rule in RULES
         ],
+        "errors": [
+            {"n": n, "offset": offset} | errors(models["window"], cell(n, n, samples), offset)
+            for offset in offsets
+            for n in LENGTHS
+        ],
         "loops": [
             {"n": n, "loops": loops}
             | {"exact_match": exact(models["window"], cell(n, n, samples), n_loops=loops)}
@@ -122,6 +132,23 @@ def exact(
     logits = model.run_with_hooks(batch.inputs, fwd_hooks=list(hooks), **options)
     right = (logits.argmax(-1) == batch.targets) | (batch.targets == IGNORE)
     return float(right.all(1).float().mean())
+
+
+@torch.no_grad()
+def errors(model: LoopedTransformer, batch: Batch, offset: int) -> dict[str, float]:
+    """Shares of answers by their first wrong token: of the first two, the last three, or between.
+
+    The last three are the final digit or two, and the end.
+    """
+    logits = model(batch.inputs, n_loops=4, position_offset=offset)
+    asked = batch.targets != IGNORE
+    wrong = asked & (logits.argmax(-1) != batch.targets)
+    first = (asked.long().cumsum(1) - 1).masked_fill(~wrong, -1)  # place in the answer
+    first = torch.where(first < 0, first.max() + 1, first).amin(1)  # [batch]
+    failed, length = wrong.any(1), asked.sum(1)
+    places = {"first": first < 2, "last": (first >= 2) & (first >= length - 3)}
+    places["between"] = ~(places["first"] | places["last"])
+    return {name: mean((failed & at).float()) for name, at in places.items()}
 
 
 def barred(model: LoopedTransformer, batch: Batch, rule: str, window: int) -> float:
@@ -186,7 +213,8 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
     """The tables of the page, by name."""
     return {
         "grid": grid_table(stored),
-        "bars": bars_table(stored["abacus-long"]["bars"]),
+        "bars": bars_table(stored),
+        "errors": errors_table(stored),
         "loops": loops_table(stored["abacus-long"]["loops"]),
         "attention": attention_table(stored["abacus-long"]["attention"]),
     }
@@ -206,17 +234,29 @@ def grid_table(stored: dict[str, Any]) -> str:
     return table(header, rows)
 
 
-def bars_table(found: list[dict[str, Any]]) -> str:
+def bars_table(stored: dict[str, Any]) -> str:
     named = {
-        "none": "nothing barred",
+        "none": "nothing",
         "window": "digits more than 8 apart",
         "control": "control: as many pairs 2 to 8 apart",
     }
     rows = [
-        [named[rule], *(f"{x['exact_match']:.2f}" for x in found if x["rule"] == rule)]
+        [name, named[rule], *(f"{x['exact_match']:.2f}" for x in bars if x["rule"] == rule)]
+        for name, bars in ((name, stored[name]["bars"]) for name in SEEDS if name in stored)
         for rule in RULES
     ]
-    return table(["barred", *map(str, LENGTHS)], rows)
+    return table(["run", "barred", *map(str, LENGTHS)], rows)
+
+
+def errors_table(stored: dict[str, Any]) -> str:
+    kinds = ("first", "between", "last")
+    rows = [
+        [name, one["offset"], one["n"], *(f"{one[kind]:.2f}" for kind in kinds)]
+        for name in SEEDS
+        for one in stored.get(name, {}).get("errors", [])
+        if one["n"] in (12, 24)
+    ]
+    return table(["run", "offset", "digits", "first two", "between", "last three"], rows)
 
 
 def loops_table(found: list[dict[str, Any]]) -> str:
