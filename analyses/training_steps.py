@@ -66,7 +66,7 @@ def rows_of(result: TrainingDynamics, name: str, seed: int) -> pd.DataFrame:
     columns = {
         "recipe": name, "seed": seed, "step": data["step"].values, "program": closest or "",
         **{f"exact_{n}": data["exact_match"].sel(length=n) for n in data["length"].values},
-        **{key: data[key].isel(loop=-1) for key in ("settled", "settled_right", "residual")},
+        **{key: data[key].isel(loop=-1) for key in ("converged", "converged_right", "residual")},
         "readable": result.readable.isel(loop=-1),
         "readable_random": (data["probe_random"] >= result.threshold).mean("distance").max("loop"),
         "speed": result.speed,

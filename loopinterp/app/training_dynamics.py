@@ -79,8 +79,8 @@ class TrainingDynamics(Result, kind="training-dynamics"):
         exact_match: Share of examples right after T(n) loops.
         loop_exact_match: The same after each loop.
         residual: Mean relative residual of tokens at the training cutoff; NaN at loop 0.
-        settled: Share of tokens there that have settled on a fixed point by that loop.
-        settled_right: Share that also have the right answer after that loop.
+        converged: Share of tokens there that have reached a fixed point by that loop.
+        converged_right: Share that also have the right answer after that loop.
         probe: Held-out accuracy of a linear probe for ``variable``, by ``distance``.
         probe_random: Control: the same probe on the model with shuffled weights.
         majority: Control: always the most frequent class.
@@ -99,7 +99,7 @@ class TrainingDynamics(Result, kind="training-dynamics"):
     VARIABLES: ClassVar[Mapping[str, str]] = {
         "exact_match": f"step length {ESTIMATE}",
         "loop_exact_match": "step loop length",
-        **dict.fromkeys(("residual", "settled", "settled_right"), "step loop"),
+        **dict.fromkeys(("residual", "converged", "converged_right"), "step loop"),
         **dict.fromkeys(("probe", "probe_random"), "step loop distance"),
         "majority": "distance",
         "whole_run": f"step program {ESTIMATE}",
@@ -153,9 +153,9 @@ class TrainingDynamics(Result, kind="training-dynamics"):
             case Milestone.GENERALISES:
                 share = exact.isel(length=-1)
             case Milestone.CONVERGES:
-                share = data["settled"].isel(last)
+                share = data["converged"].isel(last)
             case Milestone.CONVERGES_RIGHT:
-                share = data["settled_right"].isel(last)
+                share = data["converged_right"].isel(last)
             case Milestone.READABLE:
                 return self.front.notnull().all("distance")
             case Milestone.PROGRAM if self.closest_program is not None:
@@ -381,9 +381,9 @@ class _Measures:
         batch = self._sample(_CONVERGED, kind)
         result = convergence_study(model, batch, n_loops=self.n_loops, n_spectral=0)
         counted, loops = result.data["counted"], result.data["loop"]
-        settled = (result.settling_times() <= loops) & counted
-        right = settled & (result.data["right"] == 1)
+        converged = (result.settling_times() <= loops) & counted
+        right = converged & (result.data["right"] == 1)
         total = float(counted.sum())
-        shares = [x.sum(("batch", "pos")).values / total for x in (settled, right)]
+        shares = [x.sum(("batch", "pos")).values / total for x in (converged, right)]
         residual = result.mean_residual().where(loops > 0).values
-        return {"residual": residual, "settled": shares[0], "settled_right": shares[1]}
+        return {"residual": residual, "converged": shares[0], "converged_right": shares[1]}

@@ -76,11 +76,11 @@ def _maps(result: TrainingDynamics) -> Figure:
     panels = {
         **{f"exact match, length {n}": data["loop_exact_match"].sel(length=n, drop=True)
            for n in data["length"].values.tolist()},
-        "converged and right": data["settled_right"],
+        "converged and right": data["converged_right"],
         f"{result.variable} readable": result.readable,
     }  # fmt: skip
     panels = {title: x.transpose("loop", "step") for title, x in panels.items()}
-    untrained = data["settled"].isel(step=0, loop=-1)
+    untrained = data["converged"].isel(step=0, loop=-1)
     return Figure(
         title="What training brings, by loop",
         plot=heatmap_panels(
@@ -98,7 +98,7 @@ def _maps(result: TrainingDynamics) -> Figure:
             f"{percent((data['probe_random'] >= result.threshold).mean())} of all cells are "
             "readable."
         ),
-        data=result.to_dataframe("residual", "settled", "settled_right"),
+        data=result.to_dataframe("residual", "converged", "converged_right"),
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _lines(result: TrainingDynamics) -> Figure:
         Series.of(f"exact match, length {n}", data["exact_match"].sel(length=n))
         for n in data["length"].values.tolist()
     ]
-    last = {"converges": data["settled"], "converges right": data["settled_right"]}
+    last = {"converges": data["converged"], "converges right": data["converged_right"]}
     last["readable"] = result.readable
     lines += [Series.of(name, values.isel(loop=-1)) for name, values in last.items()]
     if (closest := result.closest_program) is not None:

@@ -76,6 +76,7 @@ ELSEWHERE = (
     "decompiling_benchmark",
     "trained_albert",
     "half_precision",
+    "sparse_features",
     *("trained_edges", "training_steps"),
     *("ouro_small_edges", "ouro_small_results", "train_ouro_small", "small_language_models"),
     *("huginn_small_results", "huginn_small_tables", "train_huginn_small"),

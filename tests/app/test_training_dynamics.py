@@ -81,7 +81,7 @@ def test_a_known_program_is_found_in_the_snapshots_that_have_it() -> None:
 def test_equal_snapshots_have_equal_rows_and_loops_are_those_of_an_evaluation() -> None:
     result = studied()
     data = result.data.drop_vars("step")
-    for name in ("exact_match", "residual", "settled", "probe", "whole_run"):
+    for name in ("exact_match", "residual", "converged", "probe", "whole_run"):
         np.testing.assert_array_equal(data[name][1], data[name][4])
     whole = compile_program("ripple", max_length=12).model
     direct = evaluate(whole, get_task("addition"), [4, 10], n_samples=48, loops=[3, 5],
@@ -89,9 +89,9 @@ def test_equal_snapshots_have_equal_rows_and_loops_are_those_of_an_evaluation() 
     expected = direct.data["loop_exact_match"].sel(estimate="value").isel(distribution=0)
     got = result.data["loop_exact_match"].sel(step=40, loop=[3, 5])
     np.testing.assert_array_equal(got, expected)
-    # A token settles once, and a settled right one is settled.
-    assert (result.data["settled"].diff("loop") >= 0).all()
-    assert (result.data["settled_right"] <= result.data["settled"]).all()
+    # A token converges once, and one that is right there has converged.
+    assert (result.data["converged"].diff("loop") >= 0).all()
+    assert (result.data["converged_right"] <= result.data["converged"]).all()
 
 
 def test_a_run_is_studied_saved_and_drawn(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def by_hand(shares: Sequence[float], probe: np.ndarray | None = None) -> Trainin
             watch,
             coords={"step": [10 * k for k in range(n)], "length": [4], "loop": range(9),
                     "distance": range(1, 5)},
-            exact_match=exact, loop_exact_match=np.zeros((n, 9, 1)), residual=zeros, settled=zeros,
-            settled_right=zeros, probe=probe, probe_random=probe * 0, majority=np.zeros(4),
+            exact_match=exact, loop_exact_match=np.zeros((n, 9, 1)), residual=zeros, converged=zeros,
+            converged_right=zeros, probe=probe, probe_random=probe * 0, majority=np.zeros(4),
             task="addition", cutoff=4, variable="carry", distance="chain length", threshold=0.9,
             n_samples=8,
         )  # fmt: skip

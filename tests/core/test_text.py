@@ -206,6 +206,7 @@ def _examples() -> dict[str, Any]:
         "FiniteStage": training.FiniteStage(4, run, False, {12: 1.0}),
         "ObjectiveConfig": config.objective,
         "OptimiserConfig": config.optimiser,
+        "SnapshotConfig": config.snapshots,
         "TrainingConfig": config,
         "Sweep": SMALL,
         "SweepEvaluation": SMALL.evaluation,

@@ -330,6 +330,7 @@ HOOKED = {
     "head_study",
     "ablation_study",
     "edge_study",
+    "feature_study",
     "steering_sweep",
 }
 """They take models of ours alone, and refuse any other for that."""
