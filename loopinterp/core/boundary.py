@@ -250,7 +250,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
     got, fix = "none on this machine", "Use the device cpu."
     if there.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (there.index or 0) < count:
+        # PyTorch keeps a number in 8 bits: cuda:256 would be cuda:0, and cuda:999 negative.
+        if 0 <= (there.index or 0) < count and str(there) == str(device):
             return there
         if count:
             got, fix = f"only {count} of them", f"Use a number below {count}."

@@ -158,8 +158,9 @@ def by_hand(shares: Sequence[float], probe: np.ndarray | None = None) -> Trainin
             watch,
             coords={"step": [10 * k for k in range(n)], "length": [4], "loop": range(9),
                     "distance": range(1, 5)},
-            exact_match=exact, loop_exact_match=np.zeros((n, 9, 1)), residual=zeros, converged=zeros,
-            converged_right=zeros, probe=probe, probe_random=probe * 0, majority=np.zeros(4),
+            exact_match=exact, loop_exact_match=np.zeros((n, 9, 1)), residual=zeros,
+            converged=zeros, converged_right=zeros, probe=probe, probe_random=probe * 0,
+            majority=np.zeros(4),
             task="addition", cutoff=4, variable="carry", distance="chain length", threshold=0.9,
             n_samples=8,
         )  # fmt: skip

@@ -191,8 +191,9 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_device("auto") == torch.device("cuda")
     assert resolve_device("cuda:0") == torch.device("cuda:0")
-    with naming("device 'cuda:3'"):
-        resolve_device("cuda:3")
+    for device in ("cuda:3", "cuda:256", "cuda:999"):  # torch reads the last two as 0 and -25
+        with naming(f"device '{device}'"):
+            resolve_device(device)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cud", "meta", ""])
