@@ -192,11 +192,13 @@ def read_run(folder: str | Path) -> RunRecord:
 
 
 def _count_parameters(weights: Path) -> int | None:
+    if not weights.is_file():  # a model in memory; or a pipe, which would never end
+        return None
     try:
         with safe_open(weights, "np") as file:
             names = file.keys()  # a file is no mapping
             return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    except (OSError, SafetensorError):  # a model in memory, or a file that is a problem already
+    except (OSError, SafetensorError):  # a file that is a problem already
         return None
 
 

@@ -103,6 +103,14 @@ def test_results_beside_damaged_weights_are_shown_with_a_word(run: Path) -> None
     assert problem.trouble is Trouble.WEIGHTS_UNREADABLE
 
 
+def test_a_pipe_in_place_of_the_weights_is_not_waited_for(run: Path) -> None:
+    weights = run / "model" / "model.safetensors"
+    weights.parent.mkdir(exist_ok=True)
+    weights.unlink(missing_ok=True)
+    os.mkfifo(weights)
+    assert read_run(run).n_parameters is None
+
+
 def test_what_is_no_plain_file_among_results_is_skipped_with_a_word(run: Path) -> None:
     results = run / "results"
     (results / "folder.safetensors").mkdir()
