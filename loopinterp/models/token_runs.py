@@ -172,13 +172,13 @@ class RecomputedRun:
         ends = torch.full(inputs.shape, self.n_loops, device=inputs.device)  # [batch, pos]
         for number, loops in enumerate(stops.loops):
             ends[self.rows, self.lengths - 1 + number] = loops
-        stops.open(self.number, h[at][:, None], bound.readout)
+        stops.begin(self.number, h[at][:, None], bound.readout)
         for loop in range(1, self.n_loops + 1):
             h = bound.step(h, loop - 1)
             read = torch.where((ends >= loop)[..., None], h, read)
             stops.see(h[at][:, None])
         read = read.clone()
-        read[at] = stops.close()[:, 0]
+        read[at] = stops.finish()[:, 0]
         return bound.readout(read)
 
     def _run(self, inputs: Tensor, taps: Taps) -> Tensor:
@@ -238,7 +238,7 @@ class CachedRun(RecomputedRun):
         # Where the state stands that chooses the new token, [batch].
         chosen = self.rows, self.lengths - 1 if not self.number else torch.zeros_like(self.rows)
         if self.stops is not None:
-            self.stops.open(self.number, h[chosen][:, None], model.readout)
+            self.stops.begin(self.number, h[chosen][:, None], model.readout)
         for loop in range(self.n_loops):
             h = model.run_loop(h, e, context, taps, loop)
             read = h if self.ends is None else torch.where(_as_rows(self.ends > loop, h), h, read)
@@ -246,7 +246,7 @@ class CachedRun(RecomputedRun):
                 self.stops.see(h[chosen][:, None])
         if self.stops is not None:
             read = read.clone()
-            read[chosen] = self.stops.close()[:, 0]
+            read[chosen] = self.stops.finish()[:, 0]
         logits = model.run_readout(read, taps, context=replace(context, qk_offset=None))
         taps.end(read, logits)
         return logits
@@ -299,7 +299,7 @@ class TokenStops:
         self.loops: list[Tensor] = []
         self.rule = rules[0]
 
-    def open(self, number: int, h: Float[Tensor, "batch 1 d_model"], read: Any) -> None:
+    def begin(self, number: int, h: Float[Tensor, "batch 1 d_model"], read: Any) -> None:
         """Begin a new token at its initial state."""
         self.rule = self.rules[min(number, len(self.rules) - 1)]
         every = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
@@ -314,7 +314,7 @@ class TokenStops:
         self.view = self.view.next(h)
         self._score()
 
-    def close(self) -> Float[Tensor, "batch 1 d_model"]:
+    def finish(self) -> Float[Tensor, "batch 1 d_model"]:
         """The states to be read."""
         self.loops.append(self.loop)
         return self.state
