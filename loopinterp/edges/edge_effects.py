@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -116,7 +117,7 @@ class EdgeEffects:
         """The control scores; an adapted model names its weights otherwise, without magnitudes."""
         return CONTROLS if isinstance(self.model, LoopedTransformer) else CONTROLS[1:]
 
-    @property
+    @cached_property
     def _changes(self) -> Float[Tensor, " batch"]:
         """What the effects of each example add up to: its own change, of the mean one."""
         return self.replaced(self.graph.edges).double()
@@ -124,11 +125,10 @@ class EdgeEffects:
     def _nodes(
         self, slope: Callable[[Tensor], Tensor], rule: Rule, n_steps: int | None, tolerance: float
     ) -> Nodes:
-        n_examples = len(self._at_base)
+        n_steps, n_examples = n_steps or STEPS[rule], len(self._at_base)
         if rule == "midpoint":
-            return midpoint_nodes(n_steps or STEPS[rule], n_examples)
-        most = n_steps or STEPS[rule]
-        return adaptive_nodes(slope, n_examples, tolerance=tolerance, most=most)
+            return midpoint_nodes(n_steps, n_examples)
+        return adaptive_nodes(slope, n_examples, tolerance=tolerance, most=n_steps)
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
@@ -184,8 +184,8 @@ class EdgeEffects:
             scores = nodes.integral(gradient)
             # Edges out of the input, or all edges, have the whole change between them.
             total = scores[0].sum(0) if method == "eap_ig" else scores.sum((0, 1))
-            gap = float((total - self._changes).mean().abs())
-            largest = float((total - self._changes).abs().max())
+            excess = total - self._changes
+            gap, largest = float(excess.mean().abs()), float(excess.abs().max())
             estimated = float(nodes.error.mean())
             self.integrals[method] = Integral(
                 len(nodes.points), nodes.n_slopes, gap, largest, estimated
