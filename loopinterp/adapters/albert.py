@@ -29,6 +29,7 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.models.addresses import SiteMap, Sites
 from loopinterp.models.attention import attend
 from loopinterp.models.layers import tapped_norm
+from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.weights import with_weights
@@ -162,10 +163,10 @@ class AlbertAdapter(PublishedModel):
         # [batch, pos]: the first segment everywhere, and the place of each position
         segment = torch.zeros_like(inputs, dtype=torch.long)
         place = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
-        e = e + top("hook_token_type_embed", tables.token_type_embeddings(segment))
-        e = e + top("hook_pos_embed", tables.position_embeddings(place))
+        e = e + top("hook_token_type_embed", tables.token_type_embeddings(segment).to(e.device))
+        e = e + top("hook_pos_embed", tables.position_embeddings(place).to(e.device))
         e = _layer_norm(tables.LayerNorm, e, top, "ln_embed")
-        return top("hook_full_embed", inner.encoder.embedding_hidden_mapping_in(e))
+        return top("hook_full_embed", call(inner.encoder.embedding_hidden_mapping_in, e))
 
     # The loop
 
@@ -200,7 +201,7 @@ class AlbertAdapter(PublishedModel):
         tap = taps.at("block", place)
         h = tap("hook_state_pre", h)
         for k, layer in enumerate(layers):
-            h = self.layer(layer, h, context, taps.at("block", place, k))
+            h = placed(self.layer, layer, h, context, taps.at("block", place, k))
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
@@ -227,12 +228,11 @@ class AlbertAdapter(PublishedModel):
         layers = self.layers_at(loop)
         for k in reversed(range(len(layers))):
             backward.at(loop=loop, layer=k)
-            norm, attention = layers[k].full_layer_layer_norm, layers[k].attention
-            backward.through_norm("ln2_post", norm.weight, norm.bias)
+            attention = layers[k].attention
+            backward.through_norm("ln2_post", *_of_norm(layers[k].full_layer_layer_norm))
             backward.write("mlp", backward.read("hook_mlp_out"))
-            norm = attention.LayerNorm
-            backward.through_norm("ln1_post", norm.weight, norm.bias)
-            backward.write_heads(attention.dense.weight, attention.dense.bias)
+            backward.through_norm("ln1_post", *_of_norm(attention.LayerNorm))
+            backward.write_heads(*self.affine(attention.dense))
         backward.at(loop=loop)
 
     # The readout
@@ -243,9 +243,9 @@ class AlbertAdapter(PublishedModel):
         head, top = _parts(self.published)[1], taps.at("top")
         if head is None:
             return h
-        x = head.activation(top("mlm_head.hook_pre", head.dense(h)))
+        x = head.activation(top("mlm_head.hook_pre", call(head.dense, h)))
         x = _layer_norm(head.LayerNorm, top("mlm_head.hook_post", x), top, "ln_final")
-        return head.decoder(x)
+        return call(head.decoder, x)
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         """As in the readout, with the head's activation as a gate, ``act(x) / x`` of the run."""
@@ -254,12 +254,14 @@ class AlbertAdapter(PublishedModel):
             features = torch.eye(self.site_map.d_model, device=self.device, dtype=self.dtype)
             backward.through_unembedding(features, None)
             return
-        backward.through_unembedding(head.decoder.weight, head.decoder.bias)
-        backward.through_norm("ln_final", head.LayerNorm.weight, head.LayerNorm.bias)
+        backward.through_unembedding(*self.affine(head.decoder))
+        backward.through_norm("ln_final", *_of_norm(head.LayerNorm))
         x, y = (backward.read(f"mlm_head.hook_{name}") for name in ("pre", "post"))
         backward.through_scale(torch.where(x == 0, 0, y / x))
-        backward.write("head bias", head.dense.bias)
-        backward.through_linear(head.dense.weight)
+        weight, bias = self.affine(head.dense)
+        if bias is not None:
+            backward.write("head bias", bias)
+        backward.through_linear(weight)
 
 
 def _parts(published: Any) -> tuple[Any, Any]:
@@ -275,5 +277,14 @@ def _narrow_norm(name: str) -> Sites:
 
 def _layer_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
     """:func:`tapped_norm` with the weights of a published LayerNorm."""
-    weights = with_weights(norm, uncalled=True)
-    return tapped_norm(x, weights.weight, weights.bias, norm.eps, tap, name)
+
+    def normed(norm: Any, x: Tensor, _: object, tap: Tap) -> Tensor:
+        weights = with_weights(norm, uncalled=True)
+        return tapped_norm(x, weights.weight, weights.bias, norm.eps, tap, name)
+
+    return placed(normed, norm, x, tap=tap)
+
+
+def _of_norm(norm: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a published LayerNorm."""
+    return stored(norm, "weight"), stored(norm, "bias")

@@ -22,7 +22,7 @@ from loopinterp.adapters.module_sites import (
 )
 from loopinterp.core.errors import InputError
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, rule_of
+from loopinterp.models.protocol import CheckedModel, declared, need_model, rule_of
 from loopinterp.models.run_inputs import check_loops
 from loopinterp.models.taps import NO_TAPS, Taps
 
@@ -93,11 +93,6 @@ class FourMethodAdapter(TappedModel):
         for name in ("reach", "reach_before", "local_step", "d_features", "repeatable"):
             setattr(self, name, declared(published, name))
         self._inside = Modules(published)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return device_of(self.published)
 
     @property
     def n_coda(self) -> int | None:  # type: ignore[override]

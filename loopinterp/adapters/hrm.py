@@ -56,6 +56,8 @@ class HRMAdapter(NestedModel):
         "inner.H_init",
     )
 
+    several_devices = offloads = False  # weights are read without a call
+
     _slow_stack = "H_level"
 
     def __init__(self, published: Any) -> None:
@@ -203,8 +205,7 @@ class HRMAdapter(NestedModel):
     def attribute_mix(self, layer: Any, backward: AttributionPass) -> None:
         """The backward step of attribution through :meth:`mix`."""
         backward.through_norm("ln1_post")
-        projection = layer.self_attn.o_proj
-        backward.write_heads(projection.weight, projection.bias)
+        backward.write_heads(*self.affine(layer.self_attn.o_proj))
 
     def at_end(self, h: Tensor, tap: Tap) -> None:
         if tap.listens("hook_halt"):

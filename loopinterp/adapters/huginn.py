@@ -29,6 +29,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
 from loopinterp.models.addresses import SiteMap, norm_sites
 from loopinterp.models.attention import attend
+from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext, rotate
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
@@ -114,7 +115,9 @@ class HuginnAdapter(PublishedModel):
         return (noise * std * float(self.published.emb_scale)).to(e).expand_as(e)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
-        turns = self.published.freqs_cis[0, :n_pos, 0].float()  # [pos, d_head / 2, 2]
+        turns = (
+            stored(self.published, "freqs_cis")[0, :n_pos, 0].float().to(self.device)
+        )  # [pos, d_head / 2, 2]
         cos, sin = turns.repeat_interleave(2, dim=1).unbind(-1)
         return cos, sin
 
@@ -125,7 +128,7 @@ class HuginnAdapter(PublishedModel):
         e = parts["wte"](inputs.long()) * float(self.published.emb_scale)
         e = taps.at("top")("hook_embed", e)
         for k, layer in enumerate(parts["prelude"]):
-            e = self.layer(layer, e, context, taps.at("prelude", None, k))
+            e = placed(self.layer, layer, e, context, taps.at("prelude", None, k))
         return e
 
     def run_loop(
@@ -134,9 +137,9 @@ class HuginnAdapter(PublishedModel):
         tap, parts = taps.at("block", loop), self.published.transformer
         h, e = tap("hook_state_pre", h), tap("hook_injection", e)
         # [batch, pos, 2 * d_model]: state and input side by side
-        h = parts["adapter"](torch.cat([h, e], dim=-1))
+        h = call(parts["adapter"], torch.cat([h, e], dim=-1))
         for k, layer in enumerate(parts["core_block"]):
-            h = self.layer(layer, h, context, taps.at("block", loop, k))
+            h = placed(self.layer, layer, h, context, taps.at("block", loop, k))
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
@@ -152,7 +155,7 @@ class HuginnAdapter(PublishedModel):
         x = attention.Wqkv(weighted_norm(layer.norm_1, tap("hook_attn_in", h), tap, "ln1"))
         q, k, v = x.split((self.site_map.d_model, n_kv, n_kv), dim=-1)
         q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))
-        bias = getattr(attention, "qk_bias", None)  # [2, 1, head, d_head]
+        bias = stored(attention, "qk_bias")  # [2, 1, head, d_head]
         if bias is not None:
             q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
         z = attend(q, k, v, context, tap, turn=_turn)
@@ -171,18 +174,18 @@ class HuginnAdapter(PublishedModel):
             context = self.length_context(h.shape[1])
         h = weighted_norm(parts["ln_f"], h, top, "ln_coda")
         for k, layer in enumerate(parts["coda"]):
-            h = self.layer(layer, h, context, taps.at("coda", None, k))
-        return self.published.lm_head(weighted_norm(parts["ln_f"], h, top, "ln_final"))
+            h = placed(self.layer, layer, h, context, taps.at("coda", None, k))
+        return call(self.published.lm_head, weighted_norm(parts["ln_f"], h, top, "ln_final"))
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        parts, head = self.published.transformer, self.published.lm_head
-        backward.through_unembedding(head.weight, head.bias)
-        backward.through_norm("ln_final", parts["ln_f"].weight)
+        parts = self.published.transformer
+        backward.through_unembedding(*self.affine(self.published.lm_head))
+        backward.through_norm("ln_final", stored(parts["ln_f"], "weight"))
         for k in reversed(range(len(parts["coda"]))):
             backward.at(layer=k)
             self.attribute_layer(parts["coda"][k], backward)
         backward.at()
-        backward.through_norm("ln_coda", parts["ln_f"].weight)
+        backward.through_norm("ln_coda", stored(parts["ln_f"], "weight"))
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         parts = self.published.transformer
@@ -190,21 +193,21 @@ class HuginnAdapter(PublishedModel):
             backward.at(loop=loop, layer=k)
             self.attribute_layer(parts["core_block"][k], backward)
         backward.at(loop=loop)
-        adapter = parts["adapter"]
+        weight, bias = self.affine(parts["adapter"])
         # The adapter reads [h; e]: its weights are two maps side by side.
-        of_state, of_input = adapter.weight.chunk(2, dim=1)
-        if adapter.bias is not None:
-            backward.write("adapter bias", adapter.bias)
+        of_state, of_input = weight.chunk(2, dim=1)
+        if bias is not None:
+            backward.write("adapter bias", bias)
         with backward.branch():
             backward.through_linear(of_input)
             backward.write("injection", backward.read("hook_injection"))
         backward.through_linear(of_state)
 
     def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
-        backward.through_norm("ln2_post", layer.norm_4.weight)
+        backward.through_norm("ln2_post", stored(layer.norm_4, "weight"))
         backward.write("mlp", backward.read("hook_mlp_out"))
-        backward.through_norm("ln1_post", layer.norm_2.weight)
-        backward.write_heads(layer.attn.proj.weight, layer.attn.proj.bias)
+        backward.through_norm("ln1_post", stored(layer.norm_2, "weight"))
+        backward.write_heads(*self.affine(layer.attn.proj))
 
 
 def _turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -124,6 +124,7 @@ class TappedModel(PublishedModel):
     """
 
     keeps_keys = False
+    several_devices = False  # taps would see activations where the model's own code has them
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
 from loopinterp.models.attention import attend
+from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
@@ -127,7 +128,7 @@ class NestedModel(PublishedModel):
     ) -> Tensor:
         tap = SILENT
         for layer, tap in zip(stack.layers, taps):
-            h = self.layer(layer, h, context, tap)
+            h = placed(self.layer, layer, h, context, tap)
         return self.after_stack(stack, h, tap)
 
     @property
@@ -138,7 +139,7 @@ class NestedModel(PublishedModel):
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.head(self.part(h, "z_H"))
+        return call(self.head, self.part(h, "z_H"))
 
     @abstractmethod
     def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
@@ -148,7 +149,7 @@ class NestedModel(PublishedModel):
         """From the end of a stack to after its last layer."""
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        backward.through_unembedding(self.head.weight, self.head.bias)
+        backward.through_unembedding(*self.affine(self.head))
         # Logits are read from z_H alone: nothing comes from z_L.
         of_slow = backward.direction
         backward.direction = torch.cat((of_slow, torch.zeros_like(of_slow)), dim=-1)
@@ -259,7 +260,7 @@ class HRMTextAdapter(NestedModel):
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
         """The embedding, and ``z_L_init``."""
-        return self.start(e, self.published.model.z_L_init, e)
+        return self.start(e, stored(self.published.model, "z_L_init").to(e.device), e)
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
         """True where a query may attend, of so many positions."""
@@ -279,7 +280,7 @@ class HRMTextAdapter(NestedModel):
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         cos, sin = self.published.model.rotary_emb(like, torch.arange(n_pos, device=self.device))
-        return cos, sin
+        return cos.to(self.device), sin.to(self.device)
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
@@ -312,8 +313,8 @@ class HRMTextAdapter(NestedModel):
 
     def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
         backward.write("mlp", backward.read("hook_mlp_out"))
-        projection = layer.self_attn.o_proj
-        backward.write_heads(projection.weight, projection.bias, gate="attn.hook_gate")
+        weight, bias = self.affine(layer.self_attn.o_proj)
+        backward.write_heads(weight, bias, gate="attn.hook_gate")
 
     @property
     def head(self) -> Any:

@@ -26,6 +26,7 @@ from loopinterp.adapters.published_model import (
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import SiteMap, norm_sites
 from loopinterp.models.attention import attend
+from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
@@ -60,7 +61,7 @@ class OuroAdapter(PublishedModel):
             fix = "Load it with use_sliding_window=False, as published."
             got = "layer_types = sliding_attention"
             raise InputError("model", expected="full attention", given=got, fix=fix)
-        angles = inner.rotary_emb.inv_freq
+        angles = stored(inner.rotary_emb, "inv_freq")
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
             # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
             got = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
@@ -94,13 +95,13 @@ class OuroAdapter(PublishedModel):
         self, state: Float[Tensor, "*loop batch pos d_state"]
     ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(early_exit_gate(h))``: to stop at a loop, if it has not stopped before."""
-        return self.published.model.early_exit_gate(state).sigmoid().squeeze(-1)
+        return call(self.published.model.early_exit_gate, state).sigmoid().squeeze(-1)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         rotary = self.published.model.rotary_emb
         place = torch.arange(n_pos, device=self.device).float()
         # [pos, d_head]: the angles of the first half of the features, and again for the second.
-        angles = torch.outer(place, rotary.inv_freq.to(place)).repeat(1, 2)
+        angles = torch.outer(place, stored(rotary, "inv_freq").to(place)).repeat(1, 2)
         scaling = getattr(rotary, "attention_scaling", 1.0)
         return (angles.cos() * scaling).to(self.dtype), (angles.sin() * scaling).to(self.dtype)
 
@@ -116,7 +117,7 @@ class OuroAdapter(PublishedModel):
         tap, inner = taps.at("block", loop), self.published.model
         h = tap("hook_state_pre", h)
         for k, layer in enumerate(inner.layers):
-            h = self.layer(layer, h, context, taps.at("block", loop, k))
+            h = placed(self.layer, layer, h, context, taps.at("block", loop, k))
         h = tap("hook_state_post", self.end_loop(h, e, tap))
         if tap.listens("hook_exit_gate"):
             tap("hook_exit_gate", self.exit_probability(h)[..., None])  # [batch, pos, 1]
@@ -147,19 +148,19 @@ class OuroAdapter(PublishedModel):
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.published.lm_head(h)
+        return call(self.published.lm_head, h)
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        backward.through_unembedding(self.published.lm_head.weight, self.published.lm_head.bias)
+        backward.through_unembedding(*self.affine(self.published.lm_head))
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         inner = self.published.model
         backward.at(loop=loop)
-        backward.through_norm("ln_loop", inner.norm.weight)
+        backward.through_norm("ln_loop", stored(inner.norm, "weight"))
         for k in reversed(range(len(inner.layers))):
             backward.at(loop=loop, layer=k)
             backward.write("mlp", backward.read("hook_mlp_out"))  # what its norm leaves
             with backward.branch():
-                backward.through_norm("ln1_post", inner.layers[k].input_layernorm_2.weight)
-                projection = inner.layers[k].self_attn.o_proj
-                backward.write_heads(projection.weight, projection.bias)
+                norm = inner.layers[k].input_layernorm_2
+                backward.through_norm("ln1_post", stored(norm, "weight"))
+                backward.write_heads(*self.affine(inner.layers[k].self_attn.o_proj))

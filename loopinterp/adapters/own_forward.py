@@ -21,6 +21,7 @@ from loopinterp.adapters.module_calls import (
 from loopinterp.adapters.module_sites import Tapping, laid_out
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
+from loopinterp.models.placement import stored
 from loopinterp.models.run_inputs import spell
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class OwnForward(Modules):
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by name."""
         return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+
+    def tensor(self, name: str) -> Tensor:
+        """One of them, loaded if it is offloaded."""
+        path, _, own = name.rpartition(".")
+        return stored(self.by_path[path], own)
 
     def run(self, inputs: Tensor, watch: Watch) -> Tensor:
         """The output that is taken, or else the logits."""
@@ -114,7 +120,7 @@ class RepeatedLoop:
         if self.start is None:
             return e
         zeros = e.new_zeros(*e.shape[:-1], width)
-        return zeros if self.start == "zeros" else native.tensors()[self.start].expand_as(zeros)
+        return zeros if self.start == "zeros" else native.tensor(self.start).expand_as(zeros)
 
     def step(
         self,

@@ -17,7 +17,16 @@ import torch
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import MOST, ShortRepr, as_table
 from loopinterp.models.addresses import SiteMap, norm_sites
+from loopinterp.models.placement import (
+    affine,
+    first_device,
+    is_dispatched,
+    is_quantised,
+    need_whole_layers,
+    placed,
+)
 from loopinterp.models.positions import AttentionContext
+from loopinterp.models.protocol import device_of
 from loopinterp.models.run import HookedRun
 from loopinterp.models.run_inputs import LoopRule, check_tokens, refuse
 from loopinterp.models.taps import SILENT, Tap
@@ -104,7 +113,11 @@ def rms_norm(
 def weighted_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
     """:func:`rms_norm` with the weight of a published norm, and its epsilon by either name."""
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-    return rms_norm(x, with_weights(norm, uncalled=True).weight, eps, tap, name)
+
+    def normed(norm: Any, x: Tensor, _: object, tap: Tap) -> Tensor:
+        return rms_norm(x, with_weights(norm, uncalled=True).weight, eps, tap, name)
+
+    return placed(normed, norm, x, tap=tap)
 
 
 def split_heads(
@@ -183,6 +196,12 @@ class PublishedModel(HookedRun):
     needs: ClassVar[tuple[str, ...]]
     """Dotted names of the parts by which an adapter knows its model."""
 
+    several_devices: ClassVar[bool] = True
+    """Whether accelerate may put its layers on several devices."""
+
+    offloads: ClassVar[bool] = True
+    """Whether its weights may be offloaded."""
+
     published: Any
 
     blocks = unembed = tl_parameters = tl_named_parameters = Absent()
@@ -200,6 +219,7 @@ class PublishedModel(HookedRun):
         options: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
+        need_whole_layers(published, devices=self.several_devices, offload=self.offloads)
         super().__init__(n_loops)
         self.published = published
         self.training = published.training
@@ -231,6 +251,29 @@ class PublishedModel(HookedRun):
 
     def _repr_html_(self) -> str:
         return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs, states, logits and all that hooks see belong."""
+        place = first_device(self.published)
+        return device_of(self.published) if place is None else place
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations; quantised weights have others."""
+        types = (x.dtype for x in self.parameters() if not is_quantised(x))
+        return next(types, torch.get_default_dtype())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # to, cuda, half, …
+        if is_dispatched(self.published):
+            expected = "a model without device_map"
+            got, fix = "one that accelerate has placed", "Load it anew, where and as it shall be."
+            raise InputError("model to be moved or cast", expected=expected, given=got, fix=fix)
+        return super()._apply(fn, recurse)
+
+    def affine(self, linear: Any) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a published linear layer; quantised ones in float."""
+        return affine(linear, self.dtype, self.device)
 
     @property
     def site_map(self) -> SiteMap:

@@ -185,7 +185,8 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, x in sorted(tensors.items()):
+    for name in sorted(tensors):
+        x = tensors[name]
         digest.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
         flat = x.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)

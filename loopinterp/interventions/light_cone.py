@@ -167,7 +167,8 @@ class LightCone:
             assert context is not None
             context = context.after(n_before, self.states.shape[2], like=h)
             layers = (
-                [x[:, :n_before].index_select(0, row) for x in both] for both in self._keys[loop]
+                [x[:, :n_before].index_select(0, row.to(x.device)) for x in both]
+                for both in self._keys[loop]
             )
             context = replace(context, remember=_recalling(layers))
         return self.iteration.advance(

@@ -91,7 +91,7 @@ class AttributionPass:
     def write(self, name: str, x: Tensor, part: str = "") -> None:
         """Record what a vector written to the stream adds."""
         # [batch, pos]: the dot product of the vector with the direction of the logit.
-        self.add(name, (x.to(self._dtype) * self.direction).sum(-1), part)
+        self.add(name, (self._here(x) * self.direction).sum(-1), part)
 
     def write_heads(
         self,
@@ -107,10 +107,14 @@ class AttributionPass:
         if bias is not None:
             self.write("attention bias", bias)
         # The direction as each head's z meets it: [batch, pos, head, d_head].
-        per_head = (self.direction @ weight.to(self._dtype)).unflatten(-1, z.shape[-2:])
+        per_head = (self.direction @ self._here(weight)).unflatten(-1, z.shape[-2:])
         heads = (z * per_head).sum(-1)  # [batch, pos, head]
         for head in reversed(range(z.shape[-2])):
             self.add(f"head {head}", heads[..., head], "head", head=head)
+
+    def _here(self, x: Tensor) -> Tensor:
+        """Weights or a vector, on the device and in the type of the pass."""
+        return x.to(self.direction.device, self._dtype)
 
     # Maps of the stream
 
@@ -122,7 +126,10 @@ class AttributionPass:
         self.direction = self._of_classes(weight)  # [batch, pos, d_model], a row for each place
 
     def _of_classes(self, rows: Tensor) -> Tensor:
-        chosen = [rows[classes].to(self._dtype) for classes in self._classes]
+        chosen = [
+            rows[classes.to(rows.device)].to(classes.device, self._dtype)
+            for classes in self._classes
+        ]
         return chosen[0] if len(chosen) == 1 else chosen[0] - chosen[1]
 
     def through_norm(
@@ -139,7 +146,7 @@ class AttributionPass:
         """
         if bias is not None:
             self.write(f"{name or site} bias", bias, "norm bias")
-        weighted = self.direction if weight is None else self.direction * weight.to(self._dtype)
+        weighted = self.direction if weight is None else self.direction * self._here(weight)
         # The transpose of scaling is scaling; that of centring is centring.
         self.direction = weighted / self.read(f"{site}.hook_scale")
         if bias is not None:
@@ -152,7 +159,7 @@ class AttributionPass:
     def through_linear(self, weight: Float[Tensor, "d_out d_in"]) -> None:
         """``x -> W x``."""
         # [..., d_out] @ [d_out, d_in]: what a unit of each input adds to the logit.
-        self.direction = self.direction @ weight.to(self._dtype)
+        self.direction = self.direction @ self._here(weight)
 
     @contextmanager
     def branch(self) -> Iterator[None]:
@@ -271,7 +278,8 @@ def _named(
     size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(logits.dtype).eps ** 0.5 * size).any()):
         got = f"sums that are off by up to {gap.max().item():.2g}"
-        fix = "Attribute a run without hooks, with its weights and an uncast cache."
+        fix = "Attribute a run without hooks, with its weights and an uncast cache; quantise "
+        fix += "weights alone, as products that round activations too are no linear maps."
         what, fits = "logit_attribution", "parts that add up to the logit"
         raise InputError(what, expected=fits, given=got, fix=fix)
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}

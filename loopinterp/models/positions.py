@@ -113,6 +113,21 @@ class AttentionContext:
             qk_offset=None if offset is None else offset[:, :, start:],
         )
 
+    def to(self, device: torch.device) -> AttentionContext:
+        """The context with its tensors on a device; keys are remembered where they are made."""
+
+        def moved(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device)
+
+        turns, around = self.rotation, self.surround
+        return replace(
+            self,
+            mask=moved(self.mask),
+            rotation=turns and (turns[0].to(device), turns[1].to(device)),
+            qk_offset=moved(self.qk_offset),
+            surround=around and around.to(device),
+        )
+
     def outside_the_loop(self) -> AttentionContext:
         """The context of prelude and coda."""
         if self.surround is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.storage import digest_tensors
+from loopinterp.models.placement import StoredTensors
 from loopinterp.models.run_inputs import LoopRule, spell
 
 if TYPE_CHECKING:
@@ -258,7 +259,14 @@ def describe_model(model: Any) -> dict[str, Any] | str:
     Raise if a weight is not finite, hooks are on, or training mode has an effect.
     """
     need_weights(model)
-    for name, weight in getattr(model, "named_parameters", tuple)():
+    weights: Mapping[str, Tensor] = dict(getattr(model, "named_parameters", tuple)())
+    tensors: Mapping[str, Tensor] = weights
+    if isinstance(model, nn.Module):  # offloaded weights are read one by one
+        tensors = StoredTensors(model, every_tensor(model))
+    for name in tensors:
+        if name not in weights and name.rpartition(".")[0] not in weights:
+            continue  # a buffer, which may be infinite
+        weight = tensors[name]
         bad = ~weight.detach().isfinite()
         if bad.any():
             got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
@@ -270,7 +278,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
             need_no_hooks()
     described = _without_weights(model)
     if isinstance(model, nn.Module) and isinstance(described, dict):
-        return described | {"weights_sha256": digest_tensors(every_tensor(model))}
+        return described | {"weights_sha256": digest_tensors(tensors)}
     return described
 
 

@@ -270,9 +270,10 @@ class CachedRun(RecomputedRun):
                 room = (batch, n_heads, self.tokens.shape[1], d_head)
                 self.cached.append((k.new_zeros(room), v.new_zeros(room)))
             past, self.turn = self.cached[self.turn], self.turn + 1
+            rows, at = self.rows[:, None].to(k.device), places.to(k.device)
             for old, new in zip(past, (k, v)):
                 # The new keys and values go to their places; the earlier ones stay.
-                old[self.rows[:, None], :, places] = new.transpose(1, 2)
+                old[rows, :, at] = new.transpose(1, 2)
             return past[0][:, :, : self.seen], past[1][:, :, : self.seen]
 
         mask, around = model.mask_at(places[..., None], key)

@@ -54,7 +54,7 @@ def apply_norm(
     return torch.addcmul(bias[:, None], F.layer_norm(x, width, ones, None, eps), weight[:, None])
 
 
-_Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
+_Change = Literal["wrapped", "placed", "hooked", "parametrised", "missing", "tensors"]
 """How a layer differs from its configuration's."""
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
@@ -62,9 +62,13 @@ _Layer = TypeVar("_Layer", bound=nn.Module)
 
 def change_of(layer: nn.Module) -> _Change | None:
     """How a layer has been changed, if it has."""
-    inside = layer._modules
-    if "base_layer" in inside or "forward" in vars(layer):  # PEFT's mark; a patched method
-        return "wrapped"
+    inside, own = layer._modules, vars(layer)
+    if "base_layer" in inside or "forward" in own:  # PEFT's mark; a patched method
+        # Accelerate's hook around the forward of the class moves tensors, and computes the same.
+        before = own.get("_old_forward")
+        around = before is not None and getattr(own.get("forward"), "__wrapped__", None) is before
+        is_own = around and getattr(before, "__func__", None) is type(layer).forward
+        return "placed" if is_own and "base_layer" not in inside else "wrapped"
     if "parametrizations" in inside:
         return "parametrised"
     return "hooked" if layer._forward_hooks or layer._forward_pre_hooks else None
@@ -74,11 +78,15 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
     """The layer, if its output is that of the weights it shows; else raise.
 
     Parametrised layers make them at reading, pruned ones in a hook before each call. With
-    ``uncalled``, the weights replace a call, so hooks are refused too.
+    ``uncalled``, the weights replace a call, so hooks are refused too. A layer that accelerate has
+    placed shows its weights while it is entered (``placement.placed``).
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
-    if change == "wrapped" or hooked or not hasattr(layer, "weight"):
+    away = (
+        change == "placed" and getattr(layer, "weight", None) is not None and layer.weight.is_meta
+    )
+    if change == "wrapped" or away or hooked or not hasattr(layer, "weight"):
         raise _changed(f"weights of a {type(layer).__name__}", change or "wrapped")
     return layer
 
@@ -99,6 +107,7 @@ def need_unchanged(model: nn.Module, what: str) -> None:
 def _changed(what: str, change: _Change) -> InputError:
     got = {
         "wrapped": "another module in its place or around it",
+        "placed": "a hook of accelerate, which moves its weights",
         "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
         "parametrised": "a parametrisation",
         "missing": "none of that name",
@@ -107,6 +116,8 @@ def _changed(what: str, change: _Change) -> InputError:
     expected = "layers that compute what their own weights say"
     fix = "Merge the adapter (PEFT: merge_and_unload), remove the parametrisation "
     fix += "(remove_parametrizations), make the pruning permanent (prune.remove), or unhook it."
+    if change == "placed":
+        fix = "Load it on one device, without device_map."
     return InputError(what, expected=expected, given=got[change], fix=fix)
 
 
@@ -132,7 +143,10 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, _Change]]:
     for name in expected.keys() - modules.keys():
         yield name, "missing"
     for name, module in modules.items():
-        if (change := change_of(module)) is not None:
+        change = change_of(module)
+        if twin is None and change == "placed":
+            continue  # an adapter enters the hook
+        if change is not None:
             yield name, change
         elif twin is None or "parametrizations" in name.split("."):
             continue  # of a layer that was named before
