@@ -143,6 +143,7 @@ def load_published(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     device_map: str | Mapping[str, Any] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
     quantization_config: Any = None,
     **options: Any,
 ) -> PublishedModel:
@@ -157,6 +158,7 @@ def load_published(
         dtype: Type of the weights; as saved if None.
         device_map: Several devices, by accelerate: "auto", "balanced", "balanced_low_0" or
             "sequential", or the device (or "disk") of each part of the model by its path.
+        offload_folder: Where parts on the "disk" are written, if the model's own files do not serve.
         quantization_config: Weights of 8 or 4 bits, as ``transformers`` has them:
             ``TorchAoConfig``, ``BitsAndBytesConfig``, …
         options: As :func:`adapt` takes them.
@@ -165,7 +167,7 @@ def load_published(
         InputError: If it cannot be loaded, or no adapter fits it.
     """
     kept_as = check_dtype(dtype)
-    placing = _placing(device, device_map, quantization_config)
+    placing = _placing(device, device_map, offload_folder, quantization_config)
     where = resolve_device("cpu" if device is None else device)
     model: Any
     if name == kokoro.NAME:
@@ -189,7 +191,9 @@ def load_published(
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def _placing(device: Any, device_map: Any, quantization_config: Any) -> dict[str, Any]:
+def _placing(
+    device: Any, device_map: Any, offload_folder: Any, quantization_config: Any
+) -> dict[str, Any]:
     """What transformers needs to place or quantise a model."""
     if device_map is not None:
         refuse({"device": device}, "None beside device_map", "Leave one of the two out.")
@@ -198,6 +202,8 @@ def _placing(device: Any, device_map: Any, quantization_config: Any) -> dict[str
         places = device_map.values() if isinstance(device_map, Mapping) else ()
         for place in {*places} - {"disk"}:
             resolve_device(f"cuda:{place}" if isinstance(place, int) else place)
+    else:
+        refuse({"offload_folder": offload_folder}, "None without device_map", "Pass both.")
     if quantization_config is not None and not hasattr(quantization_config, "quant_method"):
         expected, fix = "a configuration of transformers", "Pass TorchAoConfig(…), say."
         got = f"a {type(quantization_config).__name__}"
@@ -205,7 +211,11 @@ def _placing(device: Any, device_map: Any, quantization_config: Any) -> dict[str
     if quantization_config is not None and device_map is None:
         # Quantised weights are put on their device as they are read, and stay there.
         device_map = {"": resolve_device("cpu" if device is None else device)}
-    given = {"device_map": device_map, "quantization_config": quantization_config}
+    given = {
+        "device_map": device_map,
+        "offload_folder": offload_folder,
+        "quantization_config": quantization_config,
+    }
     return {name: x for name, x in given.items() if x is not None}
 
 

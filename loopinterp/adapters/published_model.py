@@ -244,7 +244,9 @@ class PublishedModel(HookedRun):
         return all(_part(model, name) is not None for name in cls.needs)
 
     def __repr__(self) -> str:
-        weights, sizes = sum(x.numel() for x in self.parameters()), self._site_map
+        sizes, count = self._site_map, getattr(self.published, "num_parameters", None)
+        # Transformers counts numbers that are packed.
+        weights = sum(x.numel() for x in self.parameters()) if count is None else count()
         shape = f"{sizes.n_prelude} + {sizes.n_layers} x {self.n_loops} + {sizes.n_coda} layers"
         about = f"{self.config.architecture}, {weights:,} weights, {shape}"
         return f"{type(self).__name__}({about}, d_model {sizes.d_model})"[: MOST - 1]

@@ -171,7 +171,7 @@ class EdgeEffects:
             points = points.clone().requires_grad_()
             with recording_gradients():
                 logits, _ = self._runs(embedding=embedding(points))
-                total = self.compared.by_example(logits).sum()
+                total = self._total(logits)
             return torch.autograd.grad(total, points)[0].double() / self._change
 
         def at_edges(points: Tensor) -> Tensor:
@@ -252,9 +252,18 @@ class EdgeEffects:
         with recording_gradients():
             logits, _ = self._runs(weights, values, **options)
             # Examples are independent: the gradient of the sum is that of each.
-            total = self.compared.by_example(logits).sum()
+            total = self._total(logits)
         (gradient,) = torch.autograd.grad(total, weights)
         return gradient.double() / self._change
+
+    def _total(self, logits: Tensor) -> Tensor:
+        """The metric, summed over examples; raise if the model cuts its gradient off."""
+        total = self.compared.by_example(logits).sum()
+        if not total.requires_grad:
+            expected, got = "layers with gradients", "layers that cut them off"
+            fix = "If it is quantised, quantise weights alone, with activations in float."
+            raise InputError("model", expected=expected, given=got, fix=fix)
+        return total
 
 
 def areas(

@@ -241,7 +241,8 @@ def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> Non
     limit = torch.finfo(again.dtype).eps ** 0.5 * logits.abs().max()
     if not bool(((again - logits).abs() <= limit).all()):
         expected = "a model that reads the run's logits from its last state"
-        fix = "Attribute a run without hooks in coda and final norm, with the weights of that run."
+        fix = "Attribute a run without hooks in coda and final norm, with the weights of that run; "
+        fix += "if it is quantised, with activations in float."
         raise InputError("logit_attribution", expected=expected, given="other logits", fix=fix)
 
 
@@ -278,8 +279,8 @@ def _named(
     size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(logits.dtype).eps ** 0.5 * size).any()):
         got = f"sums that are off by up to {gap.max().item():.2g}"
-        fix = "Attribute a run without hooks, with its weights and an uncast cache; quantise "
-        fix += "weights alone, as products that round activations too are no linear maps."
+        fix = "Attribute a run without hooks, with its weights and an uncast cache; if "
+        fix += "it is quantised, with activations in float, as rounding them is no linear map."
         what, fits = "logit_attribution", "parts that add up to the logit"
         raise InputError(what, expected=fits, given=got, fix=fix)
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}

@@ -114,7 +114,7 @@ def need_whole_layers(model: nn.Module, *, devices: bool, offload: bool) -> None
 def stored(module: nn.Module, name: str) -> Any:
     """A tensor of a module, from where accelerate keeps it if it is offloaded; None without it."""
     x = getattr(module, name, None)
-    if isinstance(x, torch.Tensor) and x.is_meta:
+    if isinstance(x, torch.Tensor) and x.device == torch.device("meta"):
         for hook in _hooks_of(module):
             if (weights := getattr(hook, "weights_map", None)) is not None:
                 return weights[name].to(hook.execution_device)
@@ -168,7 +168,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
         whole, parts = self._parts[name]
         x = self._tensors[whole]
         path, _, own = whole.rpartition(".")
-        if x.is_meta and path in self._modules:
+        if path in self._modules and x.device == torch.device("meta"):
             x = stored(self._modules[path], own)
         for part in parts:
             x = getattr(x, part)

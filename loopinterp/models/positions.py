@@ -113,7 +113,7 @@ class AttentionContext:
             qk_offset=None if offset is None else offset[:, :, start:],
         )
 
-    def to(self, device: torch.device) -> AttentionContext:
+    def to(self, device: torch.device | str | int) -> AttentionContext:
         """The context with its tensors on a device; keys are remembered where they are made."""
 
         def moved(x: Tensor | None) -> Tensor | None:

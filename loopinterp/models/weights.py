@@ -83,9 +83,8 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
-    away = (
-        change == "placed" and getattr(layer, "weight", None) is not None and layer.weight.is_meta
-    )
+    weight = getattr(layer, "weight", None)
+    away = change == "placed" and weight is not None and weight.device == torch.device("meta")
     if change == "wrapped" or away or hooked or not hasattr(layer, "weight"):
         raise _changed(f"weights of a {type(layer).__name__}", change or "wrapped")
     return layer
