@@ -158,7 +158,7 @@ def load_published(
         dtype: Type of the weights; as saved if None.
         device_map: Several devices, by accelerate: "auto", "balanced", "balanced_low_0" or
             "sequential", or the device (or "disk") of each part of the model by its path.
-        offload_folder: Where parts on the "disk" are written, if the model's own files do not serve.
+        offload_folder: Where parts for the "disk" are written, if the model's own files do not do.
         quantization_config: Weights of 8 or 4 bits, as ``transformers`` has them:
             ``TorchAoConfig``, ``BitsAndBytesConfig``, …
         options: As :func:`adapt` takes them.
