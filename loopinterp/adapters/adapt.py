@@ -178,13 +178,20 @@ def load_published(
         return adapt(model, **{"pad": kokoro.PAD, **options})
     source = _published_source(name)
     how = {"dtype": kept_as or "auto", "use_safetensors": True, **placing}  # no pickle
+    how["output_loading_info"] = True
     try:
         loader = _loader(source, trust_remote_code=trust_remote_code)
-        model = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **how)
+        model, info = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **how)
     except MemoryError:
         raise
     except Exception as error:  # transformers raises anything on a damaged file
         raise _unreadable("model", name, error) from error
+    if missing := sorted(info["missing_keys"]):  # transformers draws them at random
+        fix = "Check whether the folder is complete."
+        if quantization_config is not None:
+            fix = "Load it without quantization_config, and quantise model.published."
+        expected, got = "all weights of the model", f"none of {missing[0]} ({len(missing)} in all)"
+        raise InputError(f"weights of {name}", expected=expected, given=got, fix=fix)
     return adapt((model if placing else model.to(where)).eval(), **options)
 
 

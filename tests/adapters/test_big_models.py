@@ -8,6 +8,7 @@ bitsandbytes and torchao.
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from accelerate import dispatch_model
 from accelerate.hooks import attach_align_device_hook_on_blocks
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from loopinterp.adapters import PublishedModel, adapt, load_published
 from loopinterp.core.errors import InputError
 from loopinterp.edges import edge_study
 from loopinterp.interventions import InterchangePairs, InterchangeRun, patching_sweep
-from loopinterp.models import describe_model
+from loopinterp.models import describe_model, taps
 from loopinterp.tasks import Batch
 from tests.adapters.kinds import KINDS, tokens_of
 from tests.pretend_gpu import DEVICE, pretend_gpu
@@ -153,6 +155,25 @@ def test_layers_on_another_device_show_their_activations_on_that_of_the_input(
         assert abs(parts - expected).max() < 1e-5
         stream = model(tokens, stop_at_layer=3)
         torch.testing.assert_close(stream, plain(tokens, stop_at_layer=3), atol=1e-5, rtol=1e-5)
+
+
+def test_the_memory_of_a_cache_is_that_of_the_device_of_the_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, tokens, asked = KINDS["ouro"].build(), tokens_of("ouro"), []
+    placed = on_disk(published, tmp_path, odd=1)
+    assert next(placed.parameters()).device == torch.device("meta")
+    monkeypatch.setattr(taps, "_ALWAYS_FITS", 0)
+    monkeypatch.setattr(taps, "_free_bytes", lambda device: asked.append(device) or 1000)
+    with naming("cache"):
+        adapt(placed).run_with_cache(tokens)
+    with pretend_gpu():
+        model = adapt(over_devices(published, lambda k: k == 0))  # the embedding alone
+        with naming("cache"):
+            model.run_with_cache(tokens.to(DEVICE))
+        with naming("inputs"):
+            model(tokens)
+    assert asked == [torch.device("cpu"), DEVICE]
 
 
 def test_the_model_of_a_users_own_code_may_wait_on_the_disk(tmp_path: Path) -> None:
@@ -289,6 +310,25 @@ def test_a_quantised_model_has_the_numbers_of_its_weights_in_float(
     torch.testing.assert_close(grads[site], expected[site], atol=1e-4, rtol=1e-4)
 
 
+class IntegerEmbedding(nn.Embedding):
+    """An embedding of integers, which is the first weight of a model."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.embedding(input, self.weight).to(torch.bfloat16) / 32
+
+
+def test_the_type_of_activations_is_not_that_of_integers() -> None:
+    published, tokens = KINDS["ouro"].build().to(torch.bfloat16), tokens_of("ouro")
+    embedding = published.model.embed_tokens
+    whole = (embedding.weight.detach() * 32).round().to(torch.int8)
+    embedding.weight = nn.Parameter(whole, requires_grad=False)
+    embedding.__class__ = IntegerEmbedding
+    model = adapt(published)
+    _, cache = model.run_with_cache(tokens, names_filter="resid_post")
+    assert {x.dtype for x in cache.values()} == {torch.bfloat16} == {model.dtype}
+    assert model.cache_nbytes(*tokens.shape, names_filter="resid_post") == cache.nbytes
+
+
 @pytest.mark.parametrize("name", ["ouro", "huginn"])
 @pytest.mark.parametrize("change", [IntegerLinear.of, with_tensor])
 def test_a_change_in_a_quantised_layer_is_that_of_its_own_forward(
@@ -395,3 +435,14 @@ def test_what_cannot_be_placed_or_quantised_is_refused_before_it_is_read(checkpo
         load_published("kokoro-plbert", device_map="auto")
     with pytest.raises(InputError):
         load_published(name, device="cuda:99")
+
+
+def test_a_checkpoint_without_one_of_the_weights_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with naming("weights of .*"):  # transformers would draw it at random
+        load_published(str(tmp_path))
