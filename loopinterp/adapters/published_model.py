@@ -222,6 +222,7 @@ class PublishedModel(HookedRun):
         need_whole_layers(published, devices=self.several_devices, offload=self.offloads)
         super().__init__(n_loops)
         self.published = published
+        self._is_placed = is_dispatched(published)
         self.training = published.training
         self._site_map = site_map
         config = getattr(published, "config", None)
@@ -244,9 +245,9 @@ class PublishedModel(HookedRun):
         return all(_part(model, name) is not None for name in cls.needs)
 
     def __repr__(self) -> str:
-        sizes, count = self._site_map, getattr(self.published, "num_parameters", None)
-        # Transformers counts numbers that are packed.
-        weights = sum(x.numel() for x in self.parameters()) if count is None else count()
+        weights, sizes = sum(x.numel() for x in self.parameters()), self._site_map
+        if hasattr(self.published, "hf_quantizer"):  # transformers counts packed numbers
+            weights = self.published.num_parameters()
         shape = f"{sizes.n_prelude} + {sizes.n_layers} x {self.n_loops} + {sizes.n_coda} layers"
         about = f"{self.config.architecture}, {weights:,} weights, {shape}"
         return f"{type(self).__name__}({about}, d_model {sizes.d_model})"[: MOST - 1]
@@ -257,7 +258,8 @@ class PublishedModel(HookedRun):
     @property
     def device(self) -> torch.device:
         """Where inputs, states, logits and all that hooks see belong."""
-        place = first_device(self.published)
+        is_placed = self._is_placed or "_hf_hook" in vars(self.published)
+        place = first_device(self.published) if is_placed else None
         return device_of(self.published) if place is None else place
 
     @property
