@@ -54,6 +54,8 @@ class LoopedTransformerConfig(Settings):
         abacus_max_offset: Largest random offset in training.
         abacus_window: Largest distance, in abacus positions, from a digit to another digit that it
             attends to; the window leaves tokens alone that are no digits. None: any.
+        abacus_signs: Whether other tokens than digits have the position before a number's first
+            digit, which is the offset; otherwise 0.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
@@ -110,6 +112,7 @@ class LoopedTransformerConfig(Settings):
     abacus_target: Annotated[Literal["input", "qk"], OnlyWith("positions", "abacus")] = "input"
     abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
     abacus_window: Annotated[NonNegativeInt | None, OnlyWith("positions", "abacus")] = None
+    abacus_signs: Annotated[bool, OnlyWith("positions", "abacus")] = False
     digit_tokens: Annotated[
         tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
     ] = ()

@@ -261,10 +261,13 @@ def abacus_positions(
     tokens: Int[Tensor, "batch pos"],
     digit_tokens: tuple[int, ...],
     offset: int | Int[Tensor, " batch"] = 0,
+    *,
+    signs: bool = False,
 ) -> Int[Tensor, "batch pos"]:
-    """Index of each digit within its number, from 1, plus ``offset``; 0 off the digits.
+    """Index of each digit within its number, from 1, plus ``offset``.
 
-    Source: arXiv 2405.17399, abacus embeddings.
+    Off the digits it is 0, or with ``signs`` the offset: the place before a number's first digit.
+    Source: arXiv 2405.17399, abacus embeddings (without ``signs``).
     """
     known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
     digits = torch.isin(tokens, known)  # [batch, pos]: whether each token is a digit
@@ -272,7 +275,9 @@ def abacus_positions(
     count = digits.cumsum(-1)
     before_number = torch.where(digits, 0, count).cummax(-1).values
     offset = offset[:, None] if isinstance(offset, torch.Tensor) else offset
-    return torch.where(digits, count - before_number + offset, 0)
+    # Off the digits, all digits so far lie before the number: the index there is 0.
+    index = count - before_number + offset
+    return index if signs else torch.where(digits, index, 0)
 
 
 def abacus_bar(

@@ -220,10 +220,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         window = self.config.abacus_window
         if window is None:
             return None
-        return abacus_bar(self._abacus_index(inputs, 0), window, dtype=self.dtype)
+        index = abacus_positions(inputs.long(), self.config.digit_tokens)
+        return abacus_bar(index, window, dtype=self.dtype)
 
     def _abacus_index(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
-        return abacus_positions(tokens.long(), self.config.digit_tokens, offset)
+        digits, signs = self.config.digit_tokens, self.config.abacus_signs
+        return abacus_positions(tokens.long(), digits, offset, signs=signs)
 
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]

@@ -225,6 +225,9 @@ def test_abacus_counts_digits_within_their_number(tokens: list[int], offset: int
         expected.append(run + offset if run else 0)
     got = abacus_positions(torch.tensor([tokens]), (1, 2, 3), offset)
     assert got[0].tolist() == expected
+    # With signs, a number's first digit comes after the place of the sign before it.
+    got = abacus_positions(torch.tensor([tokens]), (1, 2, 3), offset, signs=True)
+    assert got[0].tolist() == [at or offset for at in expected]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 4))

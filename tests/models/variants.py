@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "n_ctx": 30,
         "digit_tokens": (0, 1, 2, 3),
         "abacus_window": 1,
+        "abacus_signs": True,
         "n_prelude": 1,
     },
     "no norm, both ways": {"norm": "none", "final_norm": False, "causal": False},
