@@ -60,6 +60,7 @@ FIXED = {"T(cutoff)": "T(cutoff)", "last": f"{CAP} loops", "line": "line"}
 CONFIDENT = ("max-confidence", "max-confidence-batch")
 HELD = ("parity", "addition")
 ONE = "a single 1"
+DETAILED = ("parity", "parity-drawn", "parity-no-hold", "addition")
 MODELS = (
     *("parity", "parity-finite", "parity-no-window"),
     *("addition", *(f"addition-seed-{k}" for k in range(1, 5)), "addition-finite"),
@@ -247,13 +248,13 @@ def outcome(each: Cell, loops: Tensor | int, moves: Tensor | None = None) -> dic
 
 def tables(known: pd.DataFrame) -> dict[str, str]:
     """The tables of the page, by name."""
-    middle = known[known["choice"].isna() | (known["choice"] == "middle")]
-    far = middle[middle["times"] == known["times"].max()]
+    middle = known.query("choice != choice or choice == 'middle'")  # NaN where none is chosen
+    far = middle.query("times == times.max()")
     return {
         "unknown-loops": rules_table(far),
-        "shortfall": shortfall_table(known[known["task"].isin(HELD)]),
-        "stops": stops_table(far[far["task"].isin(HELD)]),
-        "off-by-k": shifts_table(middle[middle["times"] == 2]),
+        "shortfall": shortfall_table(known.query("task in @HELD")),
+        "stops": stops_table(far.query("model in @DETAILED")),
+        "off-by-k": shifts_table(middle.query("times == 2")),
     }
 
 
@@ -320,16 +321,16 @@ def picked(
     cells: pd.DataFrame, rule: str, scope: str | None = None, choice: str = "middle"
 ) -> pd.DataFrame:
     """The rows of a rule, by distribution and length."""
-    rows = cells[cells["rule"] == rule]
+    rows = cells.query("rule == @rule")
     if scope is not None:
-        rows = rows[(rows["reads"] == scope) & (rows["choice"] == choice)]
+        rows = rows.query("reads == @scope and choice == @choice")
     return rows.set_index(["distribution", "length"]).sort_index()
 
 
 def by_model(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The rows of each model: the zoo's in the order of MODELS, then runs."""
     for name in dict.fromkeys([*MODELS, *cells["model"]]):
-        if len(rows := cells[cells["model"] == name]):
+        if len(rows := cells.query("model == @name")):
             yield name, rows
 
 
