@@ -36,7 +36,14 @@ from loopinterp.zoo import pretrained_run
 STORED = pd.read_csv(FILE)
 N_LOOPS = 24
 CLAIMED = (
-    *("parity", "parity-finite", "parity-seed-1", "parity-seed-2", "parity-drawn"),
+    *(
+        "parity",
+        "parity-finite",
+        "parity-seed-1",
+        "parity-seed-2",
+        "parity-drawn",
+        "parity-drawn-seed-1",
+    ),
     *("addition", "addition-seed-1", "addition-seed-2", "addition-seed-3", "addition-seed-4"),
     *("addition-finite", "addition-drawn"),
 )
