@@ -71,6 +71,7 @@ ELSEWHERE = (
     ),
     "abacus_addition",
     "spare_loops",
+    "unknown_loops",
     "finite_models",
     "reduced_models",
     "decompiling_benchmark",
