@@ -25,23 +25,46 @@ from loopinterp.tasks import IGNORE, AbacusAddition, Batch
 from loopinterp.training import Run
 
 FILE = RESULTS / "abacus_addition.json"
+SEEDS = ("abacus-long", "seed-1", "seed-2", "seed-3", "seed-4")
+_SIGNS = "model.abacus_signs=true"
 CHANGES = {
     "abacus-long": "-",
-    "seed-1": "seed=1",
-    "seed-2": "seed=2",
-    "queries-and-keys": "model.abacus_target=qk, 7,000 steps",
-    "wide-heads": "model.n_heads=3, model.d_head=64, model.abacus_max_offset=20, model.n_ctx=32, "
-    "optimiser.weight_decay=0.1, 5,000 steps",
+    **{name: f"seed={name[-1]}" for name in SEEDS[1:]},
+    "signs": _SIGNS,
+    **{f"signs-{seed}": f"{_SIGNS}, seed={seed}" for seed in range(1, 5)},
+    "signs-last": f"{_SIGNS}, objective.kind=last",
+    "signs-last-1": f"{_SIGNS}, objective.kind=last, seed=1",
+    "signs-loops-1": f"{_SIGNS}, objective.kind=last, objective.n_loops=1",
+    "signs-loops-2": f"{_SIGNS}, objective.n_loops=2",
+    "signs-loops-2-1": f"{_SIGNS}, objective.n_loops=2, seed=1",
+    "signs-loops-8": f"{_SIGNS}, objective.n_loops=8",
+    "signs-equal": f"{_SIGNS}, distribution=equal",
+    "signs-input": f"{_SIGNS}, model.injection=input",
+    "signs-none": f"{_SIGNS}, model.injection=none",
+    "signs-offset-0": f"{_SIGNS}, model.abacus_max_offset=0",
+    "signs-offset-16": f"{_SIGNS}, model.abacus_max_offset=16",
+    "signs-small": f"{_SIGNS}, model.position_std=none",
+    "signs-qk": f"{_SIGNS}, model.abacus_target=qk",
+    "signs-qk-long": f"{_SIGNS}, model.abacus_target=qk, steps=12000",
+    "signs-qk-long-1": f"{_SIGNS}, model.abacus_target=qk, steps=12000, seed=1",
+    "no-positions": "model.positions=none",
+    "no-positions-1": "model.positions=none, seed=1",
+    "fire": "model.positions=fire",
 }
 """What each measured run changes of the recipe."""
-
-SEEDS = ("abacus-long", "seed-1", "seed-2")
 
 CELLS = ((8, 8), (12, 12), (16, 16), (20, 20), (24, 24), (16, 8), (24, 5), (5, 24))
 LENGTHS = (8, 12, 16, 20, 24)
 LOOPS = (1, 2, 4, 8, 16, 32)
-OFFSETS = (0, 4)
-RULES = ("none", "window", "control")
+OFFSETS = (0, 8)
+"""The least; and that which lays the positions of 24 digits in the middle of the trained ones."""
+RULES = {
+    "none": "nothing",
+    "digits": "from digits: digits more than 8 apart",
+    "window": "also from signs: digits after the eighth",
+    "control": "control: as many pairs at most 8 apart",
+}
+"""What is barred, by rule."""
 DIGITS = tuple(range(10))
 PLUS, EQUALS = (AbacusAddition.symbols.index(sign) for sign in "+=")
 
@@ -57,48 +80,57 @@ def main() -> None:
     stored = json.loads(args.results.read_text()) if args.results.exists() else {}
     if args.run:
         run = Run.load(args.run)
-        stored[args.name] = measured(run.model(), args.samples)
+        loops = run.config.objective.n_loops
+        stored[args.name] = measured(run.model(), args.samples, args.name, n_loops=loops or 4)
         args.results.write_text(json.dumps(stored, indent=1) + "\n")
         print(args.results)
     else:
         print(args.page, "" if rewrite(args.page, tables(stored)) else "(as it was)")
 
 
-def measured(model: Any, samples: int) -> dict[str, Any]:
-    """Exact match with each rule and after each number of loops, and shares of attention."""
+def measured(model: Any, samples: int, name: str, *, n_loops: int) -> dict[str, Any]:
+    """Exact match by rule and offset; of the seeds also what is barred, and where errors begin.
+
+    Of the recipe's own run there are numbers of loops and shares of attention as well.
+    """
+    abacus = model.config.positions == "abacus"
     window = model.config.abacus_window or 8
-    models = {"window": with_window(model, window), "none": with_window(model, None)}
+    models = {"none": model}
+    if abacus:
+        models = {"window": with_window(model, window), "none": with_window(model, None)}
     # Positions end where the table does: offsets that do not fit are left out.
-    offsets = [k for k in OFFSETS if k + max(LENGTHS) + 1 < model.config.n_ctx]
-    return {
-        "samples": samples,
-        "window": window,
-        "grid": [
-            {"offset": offset, "rule": rule, "n_a": a, "n_b": b}
-            | {"exact_match": exact(models[rule], cell(a, b, samples), offset=offset)}
-            for offset in offsets
-            for rule in models
-            for a, b in CELLS
-        ],
-        "bars": [
-            {"n": n, "rule": rule}
-            | {"exact_match": barred(models["none"], cell(n, n, samples), rule, window)}
-            for n in LENGTHS
+    fits = [k for k in OFFSETS if abacus and k + max(LENGTHS) + 1 < model.config.n_ctx]
+    batches = {n: cell(n, n, samples) for n in LENGTHS}
+    found: dict[str, Any] = {"samples": samples, "loops_run": n_loops}
+    found["grid"] = [
+        {"offset": offset, "rule": rule, "n_a": a, "n_b": b}
+        | {"exact_match": exact(one, cell(a, b, samples), n_loops=n_loops, offset=offset)}
+        for offset in fits or [0]
+        for rule, one in models.items()
+        for a, b in CELLS
+    ]
+    if name in SEEDS:
+        found["bars"] = [
+            {"n": n, "rule": rule, "offset": offset}
+            | {"exact_match": barred(models["none"], batch, rule, window, offset)}
+            for offset in fits
+            for n, batch in batches.items()
             for rule in RULES
-        ],
-        "errors": [
-            {"n": n, "offset": offset} | errors(models["window"], cell(n, n, samples), offset)
-            for offset in offsets
-            for n in LENGTHS
-        ],
-        "loops": [
+        ]
+        found["errors"] = [
+            {"n": n, "offset": offset} | errors(models["window"], batch, offset)
+            for offset in fits
+            for n, batch in batches.items()
+        ]
+    if name == SEEDS[0]:
+        found["loops"] = [
             {"n": n, "loops": loops}
-            | {"exact_match": exact(models["window"], cell(n, n, samples), n_loops=loops)}
-            for n in LENGTHS
+            | {"exact_match": exact(models["window"], batch, n_loops=loops)}
+            for n, batch in batches.items()
             for loops in LOOPS
-        ],
-        "attention": [row for n in (8, 24) for row in shares(models["none"], cell(n, n, samples))],
-    }
+        ]
+        found["attention"] = [row for n in (8, 24) for row in shares(models["none"], batches[n])]
+    return found
 
 
 def with_window(model: LoopedTransformer, window: int | None) -> LoopedTransformer:
@@ -150,17 +182,21 @@ def errors(model: LoopedTransformer, batch: Batch, offset: int) -> dict[str, flo
     return {name: mean((failed & at).float()) for name, at in places.items()}
 
 
-def barred(model: LoopedTransformer, batch: Batch, rule: str, window: int) -> float:
-    """Exact match with no attention between some digits, in a model without a window.
+def barred(
+    model: LoopedTransformer, batch: Batch, rule: str, window: int, offset: int = 0
+) -> float:
+    """Exact match with no attention to some digits, in a model without a window; see RULES.
 
-    ``window``: digits more than that many abacus positions apart. ``control``: as many pairs, drawn
-    from those that are 2 to ``window`` apart (all of them, if they are fewer).
+    The control bars as many pairs as the window, drawn from those within it that are no neighbours.
     """
     index = abacus_positions(batch.inputs, DIGITS)
     query, key = index[:, :, None], index[:, None]
-    apart = torch.where((query > 0) & (key > 0), (query - key).abs(), 0)  # [batch, query, key]
+    seen = torch.ones(index.shape[1], index.shape[1], dtype=torch.bool).tril()
+    apart = torch.where(seen & (key > 0), (query - key).abs(), 0)  # [batch, query, key]
     bar = apart > window
-    if rule == "control":
+    if rule == "digits":
+        bar &= query > 0
+    elif rule == "control":
         near = (apart > 1) & (apart <= window)
         share = bar.sum() / near.sum()
         bar = near & (torch.rand(near.shape, generator=torch.Generator().manual_seed(0)) < share)
@@ -170,7 +206,8 @@ def barred(model: LoopedTransformer, batch: Batch, rule: str, window: int) -> fl
     def put(scores: torch.Tensor, hook: object) -> torch.Tensor:
         return scores.masked_fill(bar[:, None], float("-inf"))
 
-    return exact(model, batch, hooks=[(lambda name: name.endswith("hook_attn_scores"), put)])
+    hooks = [(lambda name: name.endswith("hook_attn_scores"), put)]
+    return exact(model, batch, offset=offset, hooks=hooks)
 
 
 @torch.no_grad()
@@ -214,37 +251,55 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
         "grid": grid_table(stored),
         "bars": bars_table(stored),
         "errors": errors_table(stored),
+        "changes": changes_table(stored),
         "loops": loops_table(stored["abacus-long"]["loops"]),
         "attention": attention_table(stored["abacus-long"]["attention"]),
     }
 
 
 def grid_table(stored: dict[str, Any]) -> str:
+    rows = [
+        [name, offset, "8" if rule == "window" else "-", *shown.values()]
+        for name in SEEDS
+        if name in stored
+        for (offset, rule), shown in by_row(stored[name]["grid"]).items()
+    ]
+    return table(["run", "offset", "window", *(f"{a} x {b}" for a, b in CELLS)], rows)
+
+
+def by_row(grid: list[dict[str, Any]]) -> dict[tuple[int, str], dict[tuple[int, int], str]]:
+    """Exact match as it is shown, by offset and rule, then by digits."""
+    rows: dict[tuple[int, str], dict[tuple[int, int], str]] = {}
+    for one in grid:
+        row = rows.setdefault((one["offset"], one["rule"]), {})
+        row[one["n_a"], one["n_b"]] = f"{one['exact_match']:.2f}"
+    return rows
+
+
+def changes_table(stored: dict[str, Any]) -> str:
+    """All runs, with the window where they can have one."""
+    cells = [(offset, n) for offset in OFFSETS for n in (8, 16, 24)]
     rows = []
     for name in filter(stored.__contains__, CHANGES):
-        by_row: dict[tuple[int, str], list[str]] = {}
-        for one in stored[name]["grid"]:
-            row = by_row.setdefault((one["offset"], one["rule"]), [])
-            row.append(f"{one['exact_match']:.2f}")
-        for (offset, rule), shown in by_row.items():
-            width = stored[name]["window"] if rule == "window" else "-"
-            rows.append([name, CHANGES[name], offset, width, *shown])
-    header = ["run", "changes", "offset", "window", *(f"{a} x {b}" for a, b in CELLS)]
-    return table(header, rows)
+        grid = by_row(stored[name]["grid"])
+        rule = "window" if any(rule == "window" for _, rule in grid) else "none"
+        shown = [grid[offset, rule][n, n] if (offset, rule) in grid else "-" for offset, n in cells]
+        rows.append([CHANGES[name].replace(", ", "<br>"), stored[name]["loops_run"], *shown])
+    return table(["changes", "loops", *(f"{n} x {n}, offset {k}" for k, n in cells)], rows)
 
 
 def bars_table(stored: dict[str, Any]) -> str:
-    named = {
-        "none": "nothing",
-        "window": "digits more than 8 apart",
-        "control": "control: as many pairs 2 to 8 apart",
-    }
     rows = [
-        [name, named[rule], *(f"{x['exact_match']:.2f}" for x in bars if x["rule"] == rule)]
-        for name, bars in ((name, stored[name]["bars"]) for name in SEEDS if name in stored)
+        [name, offset, RULES[rule], *(f"{one['exact_match']:.2f}" for one in bars)]
+        for name in SEEDS
+        if name in stored
+        for offset in OFFSETS
         for rule in RULES
+        for bars in [
+            [x for x in stored[name]["bars"] if (x["rule"], x["offset"]) == (rule, offset)]
+        ]
     ]
-    return table(["run", "barred", *map(str, LENGTHS)], rows)
+    return table(["run", "offset", "barred", *map(str, LENGTHS)], rows)
 
 
 def errors_table(stored: dict[str, Any]) -> str:
@@ -253,7 +308,7 @@ def errors_table(stored: dict[str, Any]) -> str:
         [name, one["offset"], one["n"], *(f"{one[kind]:.2f}" for kind in kinds)]
         for name in SEEDS
         for one in stored.get(name, {}).get("errors", [])
-        if one["n"] in (12, 24)
+        if one["n"] in (16, 24)
     ]
     return table(["run", "offset", "digits", "first two", "between", "last three"], rows)
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from analyses.published_settings import ABACUS, DEPTHS, PAPER, abacus_config, paper_config
+from analyses.published_settings import ABACUS, DEPTHS, PAPER, SHAPES, abacus_config, paper_config
 
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
@@ -81,6 +81,16 @@ def slices() -> list[Slice]:
     for name in BENCHMARKS:
         command = ("-m", f"analyses.benchmarks.{name}", "--device", "cuda", "--json", "{result}")
         made.append(Slice(f"benchmark-{name.replace('_', '-')}", command))
+    for name in SHAPES:
+        command = (
+            "-m",
+            "analyses.benchmarks.published_scale",
+            "--device",
+            "cuda",
+            "--models",
+            name,
+        )
+        made.append(Slice(f"published-{name}", (*command, "--json", "{result}")))
     for system, settings in (("paper", PAPER), ("abacus", ABACUS)):
         for name in settings:
             command = ("-m", "analyses.gpu", "--train", name, "--result", "{result}")

@@ -42,6 +42,32 @@ DEPTHS = (1, 2, 8, 16, 32)
 """Layers run one after another at which the grid by operand lengths is asked for."""
 
 
+_OURO = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 49152,
+    "max_position_embeddings": 2048,
+}
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {
+    "ouro-1.4B": ("ouro", {**_OURO, "num_hidden_layers": 24}),
+    "ouro-2.6B": ("ouro", {**_OURO, "num_hidden_layers": 48}),
+    "huginn-3.5B": (
+        "huginn",
+        {
+            "n_embd": 5280,
+            "n_heads": 55,
+            "intermediate_size": 17920,
+            "vocab_size": 65536,
+            "block_size": 2048,
+            "mean_recurrence": 32,
+        },
+    ),
+}
+"""Architecture and sizes, as the published configurations have them."""
+
+
 def paper_config(task: str, *, device: str = "cuda", small: bool = False) -> TrainingConfig:
     """The published setting of a task of B; ``small`` is one of seconds, to try the rest on."""
     from loopinterp.tasks import get_task

@@ -4,7 +4,6 @@
     python -m analyses.benchmarks.adapters --ouro PATH/modeling_ouro.py \\
         --huginn PATH/raven_modeling_minimal.py --hrm PATH/models/hrm/hrm_act_v1.py \\
         --trm PATH/models/recursive_reasoning/trm.py
-    python -m analyses.benchmarks.adapters --large --ouro PATH/modeling_ouro.py
 
 HRM-Text is part of ``transformers``; of the others the file is a copy of your own, and is run. All
 are random: tiny (about 1 million weights, 4 prompts of 32 tokens), and of some 100 million weights
@@ -17,8 +16,6 @@ It brings its own yardstick along, as in ``forward``.
 
 from __future__ import annotations
 
-import resource
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +24,9 @@ import torch
 
 from analyses.benchmarks.bridge_peer import bridge_residuals, published_bridge
 from analyses.benchmarks.forward import nnsight
-from analyses.benchmarks.published import BATCH, SIZES, TOKENS, VOCAB, random_model
-from analyses.benchmarks.timing import compare, parser, settle, show, stop
-from analyses.published_code import KINDS, module_of
+from analyses.benchmarks.published import BATCH, SIZES, random_model
+from analyses.benchmarks.timing import compare, parser, settle, show
+from analyses.published_code import KINDS
 from loopinterp.adapters import adapt
 
 if TYPE_CHECKING:
@@ -39,40 +36,6 @@ if TYPE_CHECKING:
 
 PEERED = ("ouro", "huginn", "hrm_text")
 """Those that TransformerLens has a bridge for, and nnsight is tried on."""
-LARGE = {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 49152,
-}
-"""The shape of Ouro-1.4B."""
-RESIDUALS = ["hook_resid_pre", "hook_resid_mid", "hook_resid_post"]
-
-
-def large(file: Path | None) -> None:
-    """Peak memory of one prompt through a random Ouro of 1.4B weights, all residuals cached."""
-    torch.set_default_dtype(torch.bfloat16)
-    published = KINDS["ouro"].build(module_of(file), **LARGE).eval()
-    model, tokens = adapt(published), torch.randint(VOCAB, (1, TOKENS))
-    weights = sum(weight.numel() for weight in model.parameters())
-    said = model.cache_nbytes(1, TOKENS, names_filter=RESIDUALS)
-    print(f"{weights / 1e9:.2f} billion weights, {weights * 2 / 2**30:.2f} GiB")
-    print(f"cache of {RESIDUALS} at 4 loops of 24 layers: {said / 2**20:.1f} MiB, said before")
-    with torch.no_grad():
-        model(tokens)
-        plain = _peak()
-        start = time.perf_counter()
-        _, cache = model.run_with_cache(tokens, names_filter=RESIDUALS)
-        seconds = time.perf_counter() - start
-    assert cache.nbytes == said and len(cache) == 3 * 4 * 24
-    print(f"peak of the process: {plain:.2f} GiB without a cache, {_peak():.2f} GiB with it")
-    print(f"{seconds:.1f} s for the prompt")
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def ways(kind: str, published: Any, tokens: Tensor) -> dict[str, Callable[[], Any]]:
@@ -131,14 +94,8 @@ def main() -> None:
     made.add_argument("--trm", type=Path, help="your own copy of trm.py")
     made.add_argument("--sizes", nargs="+", default=list(BATCH), choices=list(BATCH))
     made.add_argument("--peer-python", type=Path, help="the Python that has nnsight")
-    made.add_argument("--large", action="store_true", help="memory of a 1.4B-parameter Ouro alone")
     options = made.parse_args()
-    if options.large and options.device != "cpu":
-        stop("--large: the peak of the process is the processor's; leave --device out")
     settle(options)
-    if options.large:
-        large(options.ouro)
-        return
     torch.set_grad_enabled(False)
     tables = {}
     for kind in SIZES:

@@ -9,7 +9,7 @@ copies in ``loopinterp.adapters.plain``, whose logits are those of the published
 - a prompt of 512 tokens: the model's own forward, ours, ours with one residual kept of every
   loop and layer, and ours with everything kept;
 - the peak of memory with that cache, and the size that ``cache_nbytes`` says before;
-- 32 new tokens after 128 with kept keys, without and with a hook at one loop, against running the
+- 8 new tokens after 128 with kept keys, without and with a hook at one loop, against running the
   whole again for each token;
 - the page of a lens for a prompt of 16 tokens.
 """
@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyses.benchmarks.timing import compare, parser, settle, show
+from analyses.benchmarks.timing import compare, parser, settle, show, write
 from analyses.published_code import KINDS
+from analyses.published_settings import SHAPES
 from loopinterp.adapters import adapt
 from loopinterp.adapters.plain import huginn, ouro
 from loopinterp.models import generate
@@ -39,30 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 RESIDUALS = ["hook_resid_pre", "hook_resid_mid", "hook_resid_post"]
-_OURO = {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 49152,
-    "max_position_embeddings": 2048,
-}
-SHAPES: dict[str, tuple[str, dict[str, int]]] = {
-    "ouro-1.4B": ("ouro", {**_OURO, "num_hidden_layers": 24}),
-    "ouro-2.6B": ("ouro", {**_OURO, "num_hidden_layers": 48}),
-    "huginn-3.5B": (
-        "huginn",
-        {
-            "n_embd": 5280,
-            "n_heads": 55,
-            "intermediate_size": 17920,
-            "vocab_size": 65536,
-            "block_size": 2048,
-            "mean_recurrence": 32,
-        },
-    ),
-}
-"""Architecture and sizes, as the published configurations have them."""
 SMALL = {
     "ouro": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
     | {"num_attention_heads": 2, "num_key_value_heads": 2},
@@ -155,7 +132,7 @@ def main() -> None:
     settle(options)
     torch.set_default_dtype(torch.bfloat16)
     device, tables = options.device, {}
-    pos, before, new = (16, 8, 4) if options.small else (512, 128, 32)
+    pos, before, new = (16, 8, 4) if options.small else (512, 128, 8)
     for name in options.models:
         kind, sizes = SHAPES[name]
         sizes = SMALL[kind] if options.small else sizes
@@ -164,20 +141,27 @@ def main() -> None:
         tokens = torch.randint(sizes["vocab_size"], (1, pos), device=device)
         weights = sum(weight.numel() for weight in published.parameters())
         print(f"{name}: {weights / 1e9:.2f} billion weights", file=sys.stderr)
-        rows = {f"{name}: GiB": memory(model, tokens, device)}
+        values = {f"{name}, GiB": memory(model, tokens, device)}
         with torch.no_grad():
             timed = partial(compare, rounds=options.rounds, clock=options.clock, device=device)
-            tables[f"{name}, {pos} tokens"] = timed(forwards(kind, published, model, tokens))
+            runs = forwards(kind, published, model, tokens)
+            timings = {f"{name}, {pos} tokens": timed(runs)}
+            show(timings)
             runs = generations(model, tokens[:, :before], new)
-            tables[f"{name}, {new} new tokens"] = timed(runs)
-        rows[f"{name}: lens page"] = lens_page(model, tokens[:, :16])
-        for what, values in rows.items():
-            print(what, {key: round(value, 3) for key, value in values.items()})
-        tables |= {what: {"value": values} for what, values in rows.items()}
-        del published, model
+            timings[f"{name}, {new} new tokens"] = rows = timed(runs)
+            show({f"{name}, {new} new tokens": rows})
+        values[f"{name}, tokens a second"] = {
+            way: 1e3 * new / row["milliseconds"] for way, row in rows.items()
+        }
+        values[f"{name}, page of a lens"] = lens_page(model, tokens[:, :16])
+        for what, numbers in values.items():
+            print(what, {key: round(number, 3) for key, number in numbers.items()}, flush=True)
+        tables |= timings | {what: {"value": numbers} for what, numbers in values.items()}
+        if options.json:  # as far as it is measured
+            write(tables, options.json)
+        del published, model, runs
         if device != "cpu":
             torch.cuda.empty_cache()
-    show({t: rows for t, rows in tables.items() if "value" not in rows}, path=options.json)
 
 
 if __name__ == "__main__":

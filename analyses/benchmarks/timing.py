@@ -198,10 +198,20 @@ def show(
                 + "".join(f"  {row[key]:.3g} {key}" for key in _ON_A_GPU if key in row)
             )
     if path is not None:
-        machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        machine |= {"python": platform.python_version(), "processor": platform.machine()}
-        if torch.cuda.is_available():
-            machine["card"] = torch.cuda.get_device_name()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"machine": machine, "tables": tables, "targets": targets or {}}
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        write(tables, path, targets=targets)
+
+
+def write(
+    tables: Mapping[str, Mapping[str, Mapping[str, float]]],
+    path: Path,
+    *,
+    targets: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """Write the rows as JSON, with the machine."""
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    machine |= {"python": platform.python_version(), "processor": platform.machine()}
+    if torch.cuda.is_available():
+        machine["card"] = torch.cuda.get_device_name()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"machine": machine, "tables": tables, "targets": targets or {}}
+    path.write_text(json.dumps(document, indent=1) + "\n")

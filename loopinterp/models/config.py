@@ -52,8 +52,8 @@ class LoopedTransformerConfig(Settings):
         relative_window: Clamps distances and offsets (``relative``, ``grid``).
         abacus_target: Where abacus positions are added: the input, or queries and keys.
         abacus_max_offset: Largest random offset in training.
-        abacus_window: Largest distance, in abacus positions, from a digit to another digit that it
-            attends to; the window leaves tokens alone that are no digits. None: any.
+        abacus_window: Largest distance, in abacus positions, to a digit that is attended to; other
+            tokens count as position 0, and are always seen. None: any.
         abacus_signs: Whether other tokens than digits have the position before a number's first
             digit, which is the offset; otherwise 0.
         digit_tokens: Tokens that count as digits for abacus positions.

@@ -283,9 +283,12 @@ def abacus_positions(
 def abacus_bar(
     index: Int[Tensor, "batch pos"], window: int, *, dtype: torch.dtype
 ) -> Float[Tensor, "batch 1 pos pos"]:
-    """Minus infinity from a digit to digits more than ``window`` abacus positions away; else 0."""
+    """Minus infinity to digits more than ``window`` abacus positions away; else 0.
+
+    Other tokens have index 0, as if they stood right before a number's first digit.
+    """
     query, key = index[:, :, None], index[:, None, :]
-    far = (query > 0) & (key > 0) & ((query - key).abs() > window)
+    far = (key > 0) & ((query - key).abs() > window)
     return torch.zeros_like(far, dtype=dtype).masked_fill(far, float("-inf"))[:, None]
 
 

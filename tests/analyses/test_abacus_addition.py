@@ -56,9 +56,15 @@ def test_barred_pairs_are_those_beyond_the_window(model: LoopedTransformer, wind
     assert barred(model, batch, "none", window) == exact(model, batch)
 
 
+def test_the_rules_for_digits_leave_signs_alone(model: LoopedTransformer) -> None:
+    """Of one digit each, the sum's second digit and the end see all but through the ``=``."""
+    batch = cell(1, 1, 40)
+    assert barred(model, batch, "digits", 0) != barred(model, batch, "window", 0)
+
+
 def test_numbers_within_the_window_are_read_as_without_one(model: LoopedTransformer) -> None:
-    inputs = cell(5, 4, 20).inputs  # sums have 6 digits, the last 5 apart from the first
-    wide, narrow = (with_window(model, window)(inputs, n_loops=4) for window in (5, 2))
+    inputs = cell(5, 4, 20).inputs  # sums have 6 digits, the last 6 after the sign before them
+    wide, narrow = (with_window(model, window)(inputs, n_loops=4) for window in (6, 2))
     torch.testing.assert_close(wide, model(inputs, n_loops=4))
     assert not torch.allclose(narrow, wide)
 

@@ -135,15 +135,6 @@ def test_the_command_writes_its_table(
     assert capsys.readouterr().out.count("target 1.05") == 2
 
 
-def test_the_large_model_is_not_for_a_card(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["adapters", "--large", "--device", "cuda"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("--large")
-
-
 @pytest.mark.parametrize("kind", ["hrm", "hrm_text"])
 def test_every_way_runs_on_a_card(kind: str) -> None:
     """The tests' own smaller models, as each operation takes long on a pretended one."""
