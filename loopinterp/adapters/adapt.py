@@ -172,7 +172,7 @@ def load_published(
         model = model.to(device=device, dtype=kept_as or torch.float32)
         return adapt(model, **{"pad": kokoro.PAD, **options})
     if is_puzzle_checkpoint(name):
-        return _puzzle_model(name, kept_as, options).to(device)
+        return _read_puzzle_model(name, kept_as, options).to(device)
     source = _published_source(name)
     how = {"dtype": kept_as or "auto", "use_safetensors": True}  # no pickle
     try:
@@ -185,14 +185,16 @@ def load_published(
     return adapt(model.to(device).eval(), **options)
 
 
-def _puzzle_model(name: str, dtype: torch.dtype | None, options: dict[str, Any]) -> HRMAdapter:
+def _read_puzzle_model(
+    name: str, dtype: torch.dtype | None, options: dict[str, Any]
+) -> PublishedModel:
     """HRM or TRM as the published training code saves them."""
     if dtype not in (None, torch.float32):
         expected, fix = "None or float32", "Leave it out: activations are of the type as trained."
         raise InputError("dtype", expected=expected, given=str(dtype), fix=fix)
     for option in options.keys() - {"seq_len"}:
         raise unknown_name("option of this checkpoint", option, ["seq_len"])
-    model = read_puzzle_checkpoint(name, **options)
+    model = adapt(read_puzzle_checkpoint(name, **options))
     return model if dtype is None else model.float()
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from loopinterp.adapters.architectures import AdaptedModelConfig
+from loopinterp.adapters.plain import hrm, trm
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, unknown_name
 from loopinterp.core.storage import read_bytes
@@ -28,20 +29,33 @@ from loopinterp.models.checkpoints import check_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.adapters.hrm import HRMAdapter
-
 SETTINGS = "all_config.yaml"
 
-_ARCHITECTURES = {
-    "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1": "hrm",
-    "recursive_reasoning.hrm@HierarchicalReasoningModel_ACTV1": "hrm",
-    "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1": "trm",
+
+class _Code(NamedTuple):
+    """An architecture: its plain code, and the published defaults that are others than there."""
+
+    model: Callable[[dict[str, Any]], hrm.ACTWrapper]
+    config: type[hrm.HRMConfig]
+    defaults: dict[str, Any]
+
+
+_HRM = _Code(hrm.HierarchicalReasoningModel_ACTV1, hrm.HRMConfig, {"forward_dtype": "bfloat16"})
+_TRM = _Code(
+    trm.TinyRecursiveReasoningModel_ACTV1,
+    trm.TRMConfig,
+    {"forward_dtype": "bfloat16", "puzzle_emb_len": 16},
+)
+_CODE = {
+    "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1": _HRM,
+    "recursive_reasoning.hrm@HierarchicalReasoningModel_ACTV1": _HRM,
+    "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1": _TRM,
 }
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "hrm": {"forward_dtype": "bfloat16"},
-    "trm": {"forward_dtype": "bfloat16", "puzzle_emb_len": 16},
-}
-"""Defaults of the published code that are others than those of our plain code."""
+_NEEDED = (
+    *("H_cycles", "L_cycles", "H_layers", "L_layers", "hidden_size", "expansion", "num_heads"),
+    *("pos_encodings", "halt_max_steps"),
+)
+"""Settings that have no published default, and decide the computation."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -53,7 +67,7 @@ def is_puzzle_checkpoint(path: str) -> bool:
 
 
 @checked
-def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> HRMAdapter:
+def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> hrm.ACTWrapper:
     """HRM or TRM from a file of weights beside ``all_config.yaml``, in evaluation mode.
 
     Weights are read with ``weights_only``, which runs no code of the file.
@@ -69,19 +83,19 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
         InputError: If ``seq_len`` is missing, or is not the weights' own.
     """
     file = _weights_file(Path(path))
-    architecture, arch = _read_settings(file.parent / SETTINGS)
+    code, sizes = _read_settings(file.parent / SETTINGS)
     weights = _read_weights(file)
-    sizes = {**_DEFAULTS[architecture], **arch}
     sizes["vocab_size"] = _rows(weights, "embed_tokens.embedding_weight", file)
-    if sizes.get("puzzle_emb_ndim"):
+    width = sizes.get("puzzle_emb_ndim", 0)
+    if width:
         sizes["num_puzzle_identifiers"] = _rows(weights, "puzzle_emb.weights", file)
-    prefix = sizes.get("puzzle_emb_len") or -(-sizes["puzzle_emb_ndim"] // sizes["hidden_size"])
+    prefix = sizes.get("puzzle_emb_len") or -(-width // sizes["hidden_size"])
     sizes["seq_len"] = _length(weights, seq_len, prefix)
-    config = AdaptedModelConfig(architecture=architecture, sizes=sizes)  # type: ignore[arg-type]
-    model: Any = config.build()
+    with torch.random.fork_rng(devices=[]):
+        model = code.model(sizes).eval()
     fix = f"Restore the file, or the {SETTINGS} that it was saved with."
-    check_tensors(weights, model.published.state_dict(), f"weights {file}", fix=fix)
-    model.published.load_state_dict(weights)
+    check_tensors(weights, model.state_dict(), f"weights {file}", fix=fix)
+    model.load_state_dict(weights)
     return model
 
 
@@ -102,7 +116,7 @@ def _may_be_weights(path: Path) -> bool:
     return path.suffix in ("", ".pt", ".pth") and "_preds" not in path.name and path.name[0] != "."
 
 
-def _read_settings(path: Path) -> tuple[str, dict[str, Any]]:
+def _read_settings(path: Path) -> tuple[_Code, dict[str, Any]]:
     """The architecture, and the settings that its model is made with."""
     import yaml
 
@@ -117,44 +131,37 @@ def _read_settings(path: Path) -> tuple[str, dict[str, Any]]:
         expected, got = "settings with arch.name", "none"
         raise CheckpointError(f"file {path}", expected=expected, given=got, fix=fix)
     values = {k: x for k, x in arch.items() if k not in ("name", "loss")}
-    architecture = _ARCHITECTURES.get(arch["name"])
-    if architecture == "hrm" and not values.get("mlp_t", False):
+    code = _CODE.get(arch["name"])
+    if code is _HRM and not values.get("mlp_t", False):
         values.pop("mlp_t", None)  # of the copy of HRM in TRM's repository
-    if architecture is None or (architecture == "hrm" and "mlp_t" in values):
-        expected = f"an architecture that is rebuilt here: {', '.join(_ARCHITECTURES)}"
+    if code is None or (code is _HRM and "mlp_t" in values):
+        expected = f"an architecture that is rebuilt here: {', '.join(_CODE)}"
         got = f"{arch['name']}" + (" with mlp_t" if "mlp_t" in values else "")
         fix = "If its module computes as one of these, build it by its own code: adapt(module)."
         raise CheckpointError(f"arch.name of {path}", expected=expected, given=got, fix=fix)
-    return architecture, _checked_settings(architecture, values, path)
+    return code, _checked_settings(code, values, path)
 
 
-def _checked_settings(architecture: str, values: dict[str, Any], path: Path) -> dict[str, Any]:
+def _checked_settings(code: _Code, values: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings, each of its type: an unknown one may change the computation."""
-    from loopinterp.adapters.plain import hrm, trm
-
-    kind: Any = {"hrm": hrm.HRMConfig, "trm": trm.TRMConfig}[architecture]
-    fields = [field.name for field in dataclasses.fields(kind)]
+    what, fix = f"arch of {path}", "Restore the file that the training code wrote."
+    fields = [field.name for field in dataclasses.fields(code.config)]
     for name in values:
         if name not in fields:
-            raise unknown_name(f"arch of {path}", str(name), fields, error=CheckpointError)
-    fix = "Restore the file that the training code wrote."
+            raise unknown_name(what, str(name), fields, error=CheckpointError)
+    for name in _NEEDED:
+        if name not in values:
+            raise CheckpointError(what, expected=name, given="none", fix=fix)
     try:
-        config = TypeAdapter(kind).validate_python({**_DEFAULTS[architecture], **values})
+        config = TypeAdapter(code.config).validate_python({**code.defaults, **values})
     except ValidationError as error:
         first = error.errors()[0]
-        what = f"arch.{'.'.join(map(str, first['loc']))} of {path}"
-        expected, got = first["msg"], repr(first["input"])
+        expected, got = first["msg"], f"{'.'.join(map(str, first['loc']))} = {first['input']!r}"
         raise CheckpointError(what, expected=expected, given=got, fix=fix) from error
     if config.forward_dtype not in _DTYPES:
-        expected, got = " or ".join(_DTYPES), repr(config.forward_dtype)
-        what = f"arch.forward_dtype of {path}"
+        expected, got = " or ".join(_DTYPES), f"forward_dtype = {config.forward_dtype!r}"
         raise CheckpointError(what, expected=expected, given=got, fix=fix)
-    needed = ("puzzle_emb_ndim", "hidden_size", "H_cycles", "L_cycles", "halt_max_steps")
-    for name in needed:
-        if name not in values:
-            got = f"none for {name}"
-            raise CheckpointError(f"arch of {path}", expected="all sizes", given=got, fix=fix)
-    return {name: getattr(config, name) for name in values}
+    return {name: getattr(config, name) for name in {**code.defaults, **values}}
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -193,6 +193,7 @@ WRONG_SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "hidden_size": lambda arch: arch.update(hidden_size="wide"),
     "forward_dtype": lambda arch: arch.update(forward_dtype="Tensor"),
     "H_cycles": lambda arch: arch.pop("H_cycles"),
+    "num_heads": lambda arch: arch.pop("num_heads"),  # no weight tells it
     "arch.name": lambda arch: arch.clear(),
     "L_level.layers.1": lambda arch: arch.update(L_layers=2),
 }
