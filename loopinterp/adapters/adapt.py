@@ -14,6 +14,7 @@ from loopinterp.adapters.albert import AlbertAdapter
 from loopinterp.adapters.four_methods import FourMethodAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
+from loopinterp.adapters.nanbeige import NanbeigeAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
 from loopinterp.adapters.puzzle_checkpoints import is_puzzle_checkpoint, read_puzzle_checkpoint
@@ -235,6 +236,7 @@ def adapt(
         return _adapt_any(model, repeat, inputs, options)
     adapters: list[type[PublishedModel]]
     adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter, AlbertAdapter]
+    adapters.append(NanbeigeAdapter)
     for adapter in adapters:
         if adapter.fits(model):
             _check_options(adapter, options)

@@ -15,12 +15,13 @@ from loopinterp.adapters import (
     HRMAdapter,
     HRMTextAdapter,
     HuginnAdapter,
+    NanbeigeAdapter,
     OuroAdapter,
     PublishedModel,
     TRMAdapter,
     adapt,
 )
-from tests.adapters.published import albert, hrm, hrm_text, huginn, ouro, trm
+from tests.adapters.published import albert, hrm, hrm_text, huginn, nanbeige, ouro, trm
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ KINDS: dict[str, Kind] = {
         _plain(ouro),
         ("model.layers.0.post_attention_layernorm_2", "hook_mlp_out", 0, 0, 1),
         "hook_exit_gate",
+    ),
+    "nanbeige": Kind(
+        NanbeigeAdapter,
+        lambda: nanbeige.tiny(attention_bias=True, mlp_bias=True),
+        _plain(nanbeige),
+        ("model.layers.1.self_attn.o_proj", "hook_attn_out", 1, 0, 1),
     ),
     "huginn": Kind(
         HuginnAdapter,

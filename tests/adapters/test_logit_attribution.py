@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
 from loopinterp.adapters.plain import hrm as plain_hrm
@@ -44,6 +45,10 @@ def from_ouro(model: Any, e: Tensor, start: Tensor, n_loops: int, leaf: Leaf) ->
             h = layer(h, turned)
         h = model.model.norm(h)
     return model.lm_head(h)
+
+
+def from_nanbeige(model: Any, e: Tensor, start: Tensor, n_loops: int, leaf: Leaf) -> Tensor:
+    return model.lm_head(model.model.loops(leaf("state", start), n_loops))
 
 
 def from_huginn(model: Any, e: Tensor, start: Tensor, n_loops: int, leaf: Leaf) -> Tensor:
@@ -90,6 +95,7 @@ BUILD: dict[str, Callable[[], Any]] = {
 }
 FORWARD = {
     "ouro": from_ouro,
+    "nanbeige": from_nanbeige,
     "huginn": from_huginn,
     "hrm_text": from_hrm_text,
     "hrm": from_hrm,
@@ -123,8 +129,8 @@ def constants(model: nn.Module, leaf: Leaf) -> Iterator[None]:
 
     with ExitStack() as stack:
         text = "transformers.models.hrm_text.modeling_hrm_text.HrmTextRMSNorm.forward"
-        for owner, with_weight in ((OuroRMSNorm, norm), (RMSNorm, norm)):
-            stack.enter_context(mock.patch.object(owner, "forward", with_weight))
+        for owner in (OuroRMSNorm, LlamaRMSNorm, RMSNorm):
+            stack.enter_context(mock.patch.object(owner, "forward", norm))
         stack.enter_context(mock.patch(text, bare))
         stack.enter_context(mock.patch.object(nn.LayerNorm, "forward", centred))
         for module in (plain_hrm, plain_trm):

@@ -332,8 +332,10 @@ def test_logits_are_those_of_the_models_own_forward(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["looped", "normed", "injected", "learnt", "gated", "pre_norm", "padded", "albert"]
-    + ["llama_loops", "retrofitted"],
+    [
+        *("looped", "normed", "injected", "learnt", "gated", "pre_norm", "padded", "albert"),
+        *("llama_loops", "retrofitted"),
+    ],
 )
 @pytest.mark.parametrize("more", [-1, 2])
 def test_other_numbers_of_loops_are_those_of_a_model_built_so(name: str, more: int) -> None:
