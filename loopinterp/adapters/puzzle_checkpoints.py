@@ -51,10 +51,11 @@ _CODE = {
     "recursive_reasoning.hrm@HierarchicalReasoningModel_ACTV1": _HRM,
     "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1": _TRM,
 }
-_NEEDED = (
-    *("H_cycles", "L_cycles", "H_layers", "L_layers", "hidden_size", "expansion", "num_heads"),
-    *("pos_encodings", "halt_max_steps"),
+_SIZES = (
+    *("H_cycles", "L_cycles", "H_layers", "L_layers", "hidden_size", "num_heads"),
+    *("halt_max_steps", "expansion"),
 )
+_NEEDED = (*_SIZES, "pos_encodings")
 """Settings that have no published default, and decide the computation."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -158,6 +159,11 @@ def _checked_settings(code: _Code, values: dict[str, Any], path: Path) -> dict[s
         first = error.errors()[0]
         expected, got = first["msg"], f"{'.'.join(map(str, first['loc']))} = {first['input']!r}"
         raise CheckpointError(what, expected=expected, given=got, fix=fix) from error
+    for name in _SIZES:
+        size = getattr(config, name)
+        if size < 0 or (size == 0 and name != "H_layers"):  # TRM has no slow layers
+            got = f"{name} = {size}"
+            raise CheckpointError(what, expected="sizes of a model", given=got, fix=fix)
     if config.forward_dtype not in _DTYPES:
         expected, got = " or ".join(_DTYPES), f"forward_dtype = {config.forward_dtype!r}"
         raise CheckpointError(what, expected=expected, given=got, fix=fix)

@@ -191,6 +191,8 @@ WRONG_SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "loop_gate": lambda arch: arch.update(loop_gate=True),  # a fork's, of unknown meaning
     "hidden_size": lambda arch: arch.update(hidden_size="wide"),
+    "hidden_size = 0": lambda arch: arch.update(hidden_size=0),
+    "num_heads = -1": lambda arch: arch.update(num_heads=-1),
     "forward_dtype": lambda arch: arch.update(forward_dtype="Tensor"),
     "H_cycles": lambda arch: arch.pop("H_cycles"),
     "num_heads": lambda arch: arch.pop("num_heads"),  # no weight tells it
