@@ -13,7 +13,7 @@ from loopinterp.adapters import kokoro
 from loopinterp.adapters.albert import AlbertAdapter
 from loopinterp.adapters.four_methods import FourMethodAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
-from loopinterp.adapters.huginn import HuginnAdapter
+from loopinterp.adapters.huginn import HuginnAdapter, RetrofittedAdapter
 from loopinterp.adapters.nanbeige import NanbeigeAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
@@ -236,7 +236,7 @@ def adapt(
         return _adapt_any(model, repeat, inputs, options)
     adapters: list[type[PublishedModel]]
     adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter, AlbertAdapter]
-    adapters.append(NanbeigeAdapter)
+    adapters += [NanbeigeAdapter, RetrofittedAdapter]
     for adapter in adapters:
         if adapter.fits(model):
             _check_options(adapter, options)

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from loopinterp.adapters.published_model import (
     PublishedModel,
     gated,
+    half_rotation,
     join_heads,
     layer_sites,
+    need_angles,
     rotate_halves,
     split_heads,
     weighted_norm,
 )
-from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
 from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
@@ -47,12 +46,7 @@ class LlamaLoops(PublishedModel):
         """``rotary`` is the path of the module with the angles, ``closing`` a loop's last sites."""
         inner = published.model
         self._d_head = int(inner.layers[0].self_attn.head_dim)
-        angles = published.get_submodule(rotary).inv_freq
-        if not bool((angles > 0).all() and (angles.diff() < 0).all()):
-            # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
-            got = f"{rotary}.inv_freq = {angles.tolist()[:4]} …"
-            fix = f"Set inv_freq of {rotary} after loading, and call adapt(model)."
-            raise InputError("model", expected="falling frequencies", given=got, fix=fix)
+        need_angles(published, rotary)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         n_heads = attention.q_proj.out_features // self._d_head
         n_kv = attention.k_proj.out_features // self._d_head
@@ -78,12 +72,7 @@ class LlamaLoops(PublishedModel):
         self._rotary_path = rotary
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
-        rotary = self.published.get_submodule(self._rotary_path)
-        place = torch.arange(n_pos, device=self.device).float()
-        # [pos, d_head]: the angles of the first half of the features, and again for the second.
-        angles = torch.outer(place, rotary.inv_freq.to(place)).repeat(1, 2)
-        scaling = getattr(rotary, "attention_scaling", 1.0)
-        return (angles.cos() * scaling).to(self.dtype), (angles.sin() * scaling).to(self.dtype)
+        return half_rotation(self.published.get_submodule(self._rotary_path), n_pos, self)
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS

@@ -18,10 +18,11 @@ from loopinterp.adapters import (
     NanbeigeAdapter,
     OuroAdapter,
     PublishedModel,
+    RetrofittedAdapter,
     TRMAdapter,
     adapt,
 )
-from tests.adapters.published import albert, hrm, hrm_text, huginn, nanbeige, ouro, trm
+from tests.adapters.published import albert, hrm, hrm_text, huginn, nanbeige, ouro, retrofitted, trm
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ KINDS: dict[str, Kind] = {
         huginn.tiny,
         lambda model, tokens, n_loops, start: huginn.native(model, tokens, n_loops, start=start),
         ("transformer.core_block.2.attn.proj", "hook_attn_out", 2, 0, 1),
+    ),
+    "retrofitted": Kind(
+        RetrofittedAdapter,
+        retrofitted.tiny,
+        lambda model, tokens, n_loops, start: huginn.native(model, tokens, n_loops, start=start),
+        ("transformer.core_block.1.attn.proj", "hook_attn_out", 1, 0, 1),
     ),
     "hrm_text": Kind(
         HRMTextAdapter,
