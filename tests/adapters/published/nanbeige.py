@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -64,9 +65,11 @@ def tiny(seed: int = 0, **sizes: Any) -> LoopedLlama:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LoopedLlama(config)
-        for weight in model.parameters():
+        for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                nn.init.normal_(weight, mean=1.0, std=0.2)
+                nn.init.normal_(weight, mean=1.0 if "norm" in name else 0.0, std=0.2)
+            else:
+                nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1]))
     return model.eval()
 
 
