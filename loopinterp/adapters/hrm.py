@@ -54,6 +54,7 @@ class HRMAdapter(NestedModel):
         "inner.L_level.layers.0.mlp.gate_up_proj",
         "inner.q_head",
         "inner.H_init",
+        "inner.L_init",
     )
 
     several_devices = offloads = False  # weights are read without a call
@@ -111,6 +112,7 @@ class HRMAdapter(NestedModel):
     def float(self) -> HRMAdapter:
         """Weights and activations in float32."""
         self.published.inner.forward_dtype = torch.float32
+        self.published.inner.config.forward_dtype = "float32"
         for module in self.published.modules():  # embeddings cast their rows
             if hasattr(module, "cast_to"):
                 module.cast_to = torch.float32
@@ -243,14 +245,15 @@ class TRMAdapter(HRMAdapter):
         "inner.L_level.layers.0.mlp.gate_up_proj",
         "inner.q_head",
         "inner.H_init",
+        "inner.L_init",
     )
 
     _slow_stack = "L_level"  # one stack for both
 
     @classmethod
-    def fits(cls, model: object) -> bool:
+    def fits(cls, model: Any) -> bool:
         """Whether a model has the parts, and no slow stack of its own."""
-        return super().fits(model) and not HRMAdapter.fits(model)
+        return super().fits(model) and not hasattr(model.inner, "H_level")
 
     def exit_probability(
         self, state: Float[Tensor, "*loop batch pos d_state"]

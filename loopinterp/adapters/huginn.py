@@ -12,15 +12,18 @@ Source: arXiv 2502.05171, and the published ``raven_modeling_minimal.py``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from loopinterp.adapters.published_model import (
     PublishedModel,
     gated,
+    half_rotation,
     join_heads,
     layer_sites,
+    need_angles,
+    rotate_halves,
     split_heads,
     weighted_norm,
 )
@@ -63,6 +66,8 @@ class HuginnAdapter(PublishedModel):
         "lm_head",
     )
 
+    _norms_sums: ClassVar[bool] = True  # after attention and MLP, and the state before the coda
+
     @checked
     def __init__(self, published: Any, *, seed: Seed = 0) -> None:
         config, parts = published.config, published.transformer
@@ -74,7 +79,8 @@ class HuginnAdapter(PublishedModel):
         n_heads = int(config.num_attention_heads)
         self._d_head = int(config.n_embd) // n_heads
         n_kv = int(config.num_key_value_heads)
-        layer = layer_sites(before=True, after=True, of_sum=True, grouped=n_kv < n_heads)
+        sums = self._norms_sums
+        layer = layer_sites(before=True, after=sums, of_sum=sums, grouped=n_kv < n_heads)
         super().__init__(
             published,
             SiteMap(
@@ -88,18 +94,21 @@ class HuginnAdapter(PublishedModel):
                 opening={"hook_state_pre": "state", "hook_injection": "residual"},
                 block=(layer,) * len(parts["core_block"]),
                 closing={"hook_state_post": "state"},
-                entry=norm_sites("ln_coda"),
+                entry=norm_sites("ln_coda", present=sums),
                 coda=(layer,) * len(parts["coda"]),
                 final=norm_sites("ln_final"),
             ),
             n_loops=int(config.mean_recurrence),
             d_vocab=parts["wte"].num_embeddings,
             d_vocab_out=published.lm_head.out_features,
-            n_ctx=published.freqs_cis.shape[1],
+            n_ctx=self._most_positions(published),
             options={"seed": seed},
         )
 
     starts_by_place = True
+
+    def _most_positions(self, published: Any) -> int | None:
+        return published.freqs_cis.shape[1]
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -148,8 +157,14 @@ class HuginnAdapter(PublishedModel):
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(norm(h)))``, and the same for the MLP: the stream itself is normed."""
-        attention, mlp = layer.attn, layer.mlp
-        h = tap("hook_resid_pre", h)
+        h = self.add_attention(layer, tap("hook_resid_pre", h), context, tap)
+        h = tap("hook_resid_mid", weighted_norm(layer.norm_2, h, tap, "ln1_post"))
+        h = self.add_mlp(layer, layer.norm_3, h, tap)
+        return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
+
+    def add_attention(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
+        """``h + attn(norm(h))``."""
+        attention = layer.attn
         n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
         # [batch, pos, heads * d_head] of queries, keys and values, split into heads
         x = attention.Wqkv(weighted_norm(layer.norm_1, tap("hook_attn_in", h), tap, "ln1"))
@@ -158,13 +173,19 @@ class HuginnAdapter(PublishedModel):
         bias = stored(attention, "qk_bias")  # [2, 1, head, d_head]
         if bias is not None:
             q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
-        z = attend(q, k, v, context, tap, turn=_turn)
-        h = h + tap("hook_attn_out", attention.proj(join_heads(z)))
-        h = tap("hook_resid_mid", weighted_norm(layer.norm_2, h, tap, "ln1_post"))
-        x = weighted_norm(layer.norm_3, tap("hook_mlp_in", h), tap, "ln2")
+        z = attend(q, k, v, context, tap, turn=self.turn)
+        return h + tap("hook_attn_out", attention.proj(join_heads(z)))
+
+    def add_mlp(self, layer: Any, norm: Any, h: Tensor, tap: Tap) -> Tensor:
+        """``h + mlp(norm(h))``."""
+        mlp, x = layer.mlp, weighted_norm(norm, tap("hook_mlp_in", h), tap, "ln2")
         pre, linear = mlp.fc(x).chunk(2, dim=-1)  # [batch, pos, d_mlp] each
-        h = h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
-        return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
+        return h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
+
+    @staticmethod
+    def turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Turn neighbouring features, in float32 as the published code does."""
+        return rotate(x.float(), rotation).to(x.dtype)
 
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
@@ -172,7 +193,8 @@ class HuginnAdapter(PublishedModel):
         parts, top = self.published.transformer, taps.at("top")
         if context is None:
             context = self.length_context(h.shape[1])
-        h = weighted_norm(parts["ln_f"], h, top, "ln_coda")
+        if self._norms_sums:
+            h = weighted_norm(parts["ln_f"], h, top, "ln_coda")
         for k, layer in enumerate(parts["coda"]):
             h = placed(self.layer, layer, h, context, taps.at("coda", None, k))
         return call(self.published.lm_head, weighted_norm(parts["ln_f"], h, top, "ln_final"))
@@ -185,7 +207,8 @@ class HuginnAdapter(PublishedModel):
             backward.at(layer=k)
             self.attribute_layer(parts["coda"][k], backward)
         backward.at()
-        backward.through_norm("ln_coda", stored(parts["ln_f"], "weight"))
+        if self._norms_sums:
+            backward.through_norm("ln_coda", stored(parts["ln_f"], "weight"))
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         parts = self.published.transformer
@@ -210,6 +233,55 @@ class HuginnAdapter(PublishedModel):
         backward.write_heads(*self.affine(layer.attn.proj))
 
 
-def _turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn neighbouring features, in float32 as the published code does."""
-    return rotate(x.float(), rotation).to(x.dtype)
+class RetrofittedAdapter(HuginnAdapter):
+    """A Llama that was cut up and trained to loop, as Huginn does, with our addresses.
+
+    Its layers are Llama's, and only the last norm precedes the head. The initial state is drawn as
+    Huginn's. OLMo's layers, which norm queries and keys, have the generic adapter
+    (``repeat="transformer.core_block"``).
+
+    Raises:
+        InputError: If the model draws noise at each step, or the angles of positions were lost in
+            loading.
+
+    Source: arXiv 2511.07384, and ``raven_modeling_minimal_llama.py``.
+    """
+
+    needs = (
+        "transformer.wte",
+        "transformer.prelude",
+        "transformer.adapter",
+        "transformer.core_block.0.norm_2",
+        "transformer.coda",
+        "transformer.ln_f",
+        "rotary_emb.inv_freq",
+        "lm_head",
+    )
+
+    _norms_sums = False
+
+    @classmethod
+    def fits(cls, model: Any) -> bool:
+        """Whether a model has the parts, and layers of Llama's."""
+        if not super().fits(model):
+            return False
+        layer = model.transformer.core_block[0]
+        return not (hasattr(layer, "norm_3") or hasattr(layer.attn, "q_norm"))
+
+    def _most_positions(self, published: Any) -> None:
+        need_angles(published, "rotary_emb")
+
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+        return half_rotation(self.published.rotary_emb, n_pos, self)
+
+    turn = staticmethod(rotate_halves)
+
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+        """``h + attn(norm(h))``, then ``h + mlp(norm(h))``."""
+        h = self.add_attention(layer, tap("hook_resid_pre", h), context, tap)
+        h = self.add_mlp(layer, layer.norm_2, tap("hook_resid_mid", h), tap)
+        return tap("hook_resid_post", h)
+
+    def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
+        backward.write("mlp", backward.read("hook_mlp_out"))
+        backward.write_heads(layer.attn.proj.weight, layer.attn.proj.bias)

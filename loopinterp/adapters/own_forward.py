@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,9 +130,10 @@ class RepeatedLoop:
         e: Tensor,
         inputs: Tensor,
         tapping: Tapping | None = None,
+        early: Mapping[Place, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """One loop, in the model's own forward."""
-        entering, put = (e if self.injects else h), {}
+        """One loop, in the model's own forward; ``early`` replaces outputs of the loop before."""
+        entering, put = (e if self.injects else h), dict(early)
         if self.entry is None:
             inputs = entering
         else:

@@ -24,6 +24,7 @@ from loopinterp.models.placement import (
     is_quantised,
     need_whole_layers,
     placed,
+    stored,
 )
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import device_of
@@ -150,6 +151,25 @@ def rotate_halves(
     cos, sin = rotation  # [pos, d_head]
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+def half_rotation(rotary: Any, n_pos: int, like: PublishedModel) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[pos, d_head]`` for :func:`rotate_halves`, by Llama's ``inv_freq``."""
+    place = torch.arange(n_pos, device=like.device).float()
+    # [pos, d_head]: the angles of the first half of the features, and again for the second.
+    angles = torch.outer(place, stored(rotary, "inv_freq").to(place)).repeat(1, 2)
+    scaling = getattr(rotary, "attention_scaling", 1.0)
+    return (angles.cos() * scaling).to(like.dtype), (angles.sin() * scaling).to(like.dtype)
+
+
+def need_angles(published: Any, path: str) -> None:
+    """Raise if the ``inv_freq`` of a module of angles was lost in loading."""
+    angles = stored(published.get_submodule(path), "inv_freq")
+    if not bool((angles > 0).all() and (angles.diff() < 0).all()):
+        # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
+        got = f"{path}.inv_freq = {angles.tolist()[:4]} …"
+        fix = f"Set inv_freq of {path} after loading, and call adapt(model)."
+        raise InputError("model", expected="falling frequencies", given=got, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -166,7 +166,7 @@ class _Search:
     def candidates(self) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
         """Loops that have the model's own states, with these from the initial one on."""
         blank = self.blank()
-        # A model may read more of its early loops than the state: then they are computed.
+        # Where the model's own code does not run without its early loops, they are computed.
         for skipped in [blank, {}] if blank else [{}]:
             for ends in self.ends():
                 states = [self.recording.state(call) for call in ends]
@@ -185,7 +185,30 @@ class _Search:
                     )
                     e = self.recording.inputs if entry is None else entry.returned
                     assert e is not None
-                    yield from self._starts(loop, e, states)  # type: ignore[arg-type]
+                    try:
+                        yield from self._starts(loop, e, states)  # type: ignore[arg-type]
+                    except Exception:  # the model's own code may raise anything
+                        if not skipped:
+                            raise
+
+    def reads_state_alone(self, loop: RepeatedLoop, states: list[Tensor]) -> bool:
+        """Whether loops read no more of the first one, such as its keys, than the state after it.
+
+        Other outputs of its modules, with the same state, must not change the next state.
+        """
+        if not loop.injects:  # a step is the first loop, run on a state in place of e
+            return True
+        begins = min(call.entered for call in self.loops[0])
+        ends = next(call.left for call in self.recording.calls if call.place == loop.ends[0])
+        early = {
+            call.place: 1 - x
+            for call in self.recording.calls
+            if (x := call.returned) is not None and x.dim() == 3
+            if begins <= call.entered and call.left < ends
+        }
+        native, inputs, loop = self.native, self.recording.inputs, replace(loop, blank={})
+        h, after = states[1:3]
+        return alike(loop.step(native, h, loop.embed(native, inputs), inputs, early=early), after)
 
     def _starts(
         self, loop: RepeatedLoop, e: Tensor, states: list[Tensor]
@@ -254,8 +277,11 @@ def find_loop(native: OwnForward, recording: Recording, block: Block) -> Repeate
     search = _Search(native=native, recording=recording, block=block, loops=loops)
     inputs = recording.inputs
     other = _others(inputs)
-    fitting, with_inputs = False, None
+    fitting, rereading, with_inputs = False, False, None
     for loop, states in search.candidates():
+        if not search.reads_state_alone(loop, states):
+            rereading = True
+            continue
         fitting = True
         if not alike(loop.read(native, states[-1], other), recording.logits):
             continue
@@ -271,6 +297,10 @@ def find_loop(native: OwnForward, recording: Recording, block: Block) -> Repeate
         expected, got = "logits that are read from the last state alone", "others"
         fix = "Pass forward=, up to the last state's readout, or write the four methods."
         raise InputError("forward of the model", expected=expected, given=got, fix=fix)
+    if rereading:
+        what, expected = "loops of the model", "ones that read the state after the first loop alone"
+        got, fix = "more of it, such as its keys", "Write the four methods, with that in the state."
+        raise InputError(what, expected=expected, given=got, fix=fix)
     raise _misplaced(native, loops, block)
 
 

@@ -15,12 +15,14 @@ from loopinterp.adapters import (
     HRMAdapter,
     HRMTextAdapter,
     HuginnAdapter,
+    NanbeigeAdapter,
     OuroAdapter,
     PublishedModel,
+    RetrofittedAdapter,
     TRMAdapter,
     adapt,
 )
-from tests.adapters.published import albert, hrm, hrm_text, huginn, ouro, trm
+from tests.adapters.published import albert, hrm, hrm_text, huginn, nanbeige, ouro, retrofitted, trm
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,23 @@ KINDS: dict[str, Kind] = {
         ("model.layers.0.post_attention_layernorm_2", "hook_mlp_out", 0, 0, 1),
         "hook_exit_gate",
     ),
+    "nanbeige": Kind(
+        NanbeigeAdapter,
+        lambda: nanbeige.tiny(attention_bias=True, mlp_bias=True),
+        _plain(nanbeige),
+        ("model.layers.1.self_attn.o_proj", "hook_attn_out", 1, 0, 1),
+    ),
     "huginn": Kind(
         HuginnAdapter,
         huginn.tiny,
         lambda model, tokens, n_loops, start: huginn.native(model, tokens, n_loops, start=start),
         ("transformer.core_block.2.attn.proj", "hook_attn_out", 2, 0, 1),
+    ),
+    "retrofitted": Kind(
+        RetrofittedAdapter,
+        retrofitted.tiny,
+        lambda model, tokens, n_loops, start: huginn.native(model, tokens, n_loops, start=start),
+        ("transformer.core_block.1.attn.proj", "hook_attn_out", 1, 0, 1),
     ),
     "hrm_text": Kind(
         HRMTextAdapter,

@@ -399,7 +399,7 @@ def test_what_no_adapter_knows_is_refused_by_a_list_of_what_they_know(wrong: Any
 
 @every
 def test_an_option_that_its_adapter_does_not_have_is_refused(name: str) -> None:
-    options = {"huginn": "seed", "hrm_text": "n_prefix", "albert": "pad"}
+    options = {"huginn": "seed", "retrofitted": "seed", "hrm_text": "n_prefix", "albert": "pad"}
     known = options.get(name.partition("-")[0], "(none)")
     with pytest.raises(InputError) as refused:
         adapt(KINDS[name].build(), sed=3)

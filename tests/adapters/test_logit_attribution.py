@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
 from loopinterp.adapters.plain import hrm as plain_hrm
@@ -44,6 +45,10 @@ def from_ouro(model: Any, e: Tensor, start: Tensor, n_loops: int, leaf: Leaf) ->
             h = layer(h, turned)
         h = model.model.norm(h)
     return model.lm_head(h)
+
+
+def from_nanbeige(model: Any, e: Tensor, start: Tensor, n_loops: int, leaf: Leaf) -> Tensor:
+    return model.lm_head(model.model.loops(leaf("state", start), n_loops))
 
 
 def from_huginn(model: Any, e: Tensor, start: Tensor, n_loops: int, leaf: Leaf) -> Tensor:
@@ -90,7 +95,9 @@ BUILD: dict[str, Callable[[], Any]] = {
 }
 FORWARD = {
     "ouro": from_ouro,
+    "nanbeige": from_nanbeige,
     "huginn": from_huginn,
+    "retrofitted": from_huginn,
     "hrm_text": from_hrm_text,
     "hrm": from_hrm,
     "trm": from_hrm,
@@ -123,8 +130,8 @@ def constants(model: nn.Module, leaf: Leaf) -> Iterator[None]:
 
     with ExitStack() as stack:
         text = "transformers.models.hrm_text.modeling_hrm_text.HrmTextRMSNorm.forward"
-        for owner, with_weight in ((OuroRMSNorm, norm), (RMSNorm, norm)):
-            stack.enter_context(mock.patch.object(owner, "forward", with_weight))
+        for owner in (OuroRMSNorm, LlamaRMSNorm, RMSNorm):
+            stack.enter_context(mock.patch.object(owner, "forward", norm))
         stack.enter_context(mock.patch(text, bare))
         stack.enter_context(mock.patch.object(nn.LayerNorm, "forward", centred))
         for module in (plain_hrm, plain_trm):
@@ -274,7 +281,7 @@ def test_what_is_no_longer_the_run_is_refused(name: str, tmp_path: Path) -> None
     again = LoopedCache.load(tmp_path, model)
     assert again.logit_attribution(1).identical(cache.logit_attribution(1))
     heads = ("head", "wte", "predictions")
-    weights = model.published.named_parameters()
+    weights = sorted(model.published.named_parameters(), key=lambda named: "wte" in named[0])
     head = [x for key, x in weights if any(part in key for part in heads) and x.dim() == 2]
     if not head:  # its readout is the state itself
         assert name == "albert-states"

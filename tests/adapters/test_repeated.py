@@ -159,6 +159,49 @@ class Features(nn.Module):
         return self.out(x)
 
 
+class LlamaLoops(nn.Module):
+    """Llama layers applied twice, with the norm after each loop, as in Nanbeige4.2."""
+
+    def __init__(self) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        config = LlamaConfig(
+            vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2,
+        )  # fmt: skip
+        llama = LlamaForCausalLM(config)
+        self.model, self.lm_head, self.n_loops = llama.model, llama.lm_head, 2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h: Any = self.model.embed_tokens(tokens)
+        turns = self.model.rotary_emb(h, torch.arange(tokens.shape[1])[None])
+        ahead = torch.full((tokens.shape[1],) * 2, -1e9).triu(1)[None, None]
+        for loop in range(self.n_loops):
+            for layer in self.model.layers:
+                # The published layer takes the loop's index, for its cache alone.
+                h = layer(h, attention_mask=ahead, position_embeddings=turns, loop_idx=loop)
+            h = self.model.norm(h)
+        return self.lm_head(h)
+
+
+class Retrofitted(Looped):
+    """A stack that was cut into prelude, core and coda: Huginn's loop of pre-norm layers."""
+
+    def __init__(self) -> None:
+        super().__init__(n_loops=4)
+        self.prelude, self.adapter = encoder_layer(), nn.Linear(2 * WIDTH, WIDTH)
+
+    def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+        e = self.prelude(h, src_mask=mask)
+        h = torch.zeros_like(e)
+        for _ in range(self.n_loops):
+            h = self.adapter(torch.cat((h, e), -1))
+            for layer in self.layers:
+                h = layer(h, src_mask=mask)
+        return h
+
+
 def albert(kind: str = "AlbertModel") -> nn.Module:
     import transformers
 
@@ -214,6 +257,8 @@ CASES = {
     "pre_norm": Case(PreNorm, "layers", 4, "layers.1.2", 0),
     "padded": Case(Padded, "layers", 3, "layers.1", 2),
     "features": Case(Features, "layer", 5, "layer", 1, features=True),
+    "llama_loops": Case(LlamaLoops, "model.layers", 2, "model.norm", 3),
+    "retrofitted": Case(Retrofitted, "layers", 4, "layers.1", 2, injects=True),
     "ouro": Case(ouro.tiny, "model.layers", ouro.tiny().model.total_ut_steps, "model.norm", 2),
 }
 every = pytest.mark.parametrize("name", list(CASES))
@@ -286,7 +331,11 @@ def test_logits_are_those_of_the_models_own_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["looped", "normed", "injected", "learnt", "gated", "pre_norm", "padded", "albert"]
+    "name",
+    [
+        *("looped", "normed", "injected", "learnt", "gated", "pre_norm", "padded", "albert"),
+        *("llama_loops", "retrofitted"),
+    ],
 )
 @pytest.mark.parametrize("more", [-1, 2])
 def test_other_numbers_of_loops_are_those_of_a_model_built_so(name: str, more: int) -> None:
@@ -761,6 +810,81 @@ class Dropping(Looped):
         self.start = nn.Dropout(0.1)  # type: ignore[assignment]
 
 
+class Keyed(Looped):
+    """Later loops attend to the keys and values of the first one."""
+
+    def __init__(self, layer: Callable[[], nn.Module], n_loops: int = 2) -> None:
+        super().__init__(0, n_loops)
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+
+    def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+        first: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        for _ in range(self.n_loops):
+            for layer in self.layers:
+                h = layer(h, first)
+        return h
+
+
+class SharedKeys(nn.Module):
+    """To them alone, as with Nanbeige's ``loop_share_kv``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in "qkv")
+        self.gate = nn.Linear(WIDTH, 1)
+
+    def qkv(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(h), self.k(h), self.v(h)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int = 99) -> Tensor:
+        near = torch.ones(q.shape[1], q.shape[1]).tril().triu(1 - window) > 0
+        return (q @ k.mT).masked_fill(~near, -torch.inf).softmax(-1) @ v
+
+    def forward(self, h: Tensor, first: dict[nn.Module, tuple[Tensor, Tensor]]) -> Tensor:
+        q, k, v = self.qkv(h)
+        return h + self.attend(q, *first.setdefault(self, (k, v)))
+
+
+class NeededKeys(SharedKeys):
+    """As there, in code that does not run without its first loop."""
+
+    def forward(self, h: Tensor, first: dict[nn.Module, tuple[Tensor, Tensor]]) -> Tensor:
+        if len(first) == 1 and self in first:
+            raise RuntimeError("a layer was left out")
+        return super().forward(h, first)
+
+
+class MixedKeys(SharedKeys):
+    """To them, and in a window to the loop's own: the same as the first loop up to 8 positions."""
+
+    def forward(self, h: Tensor, first: dict[nn.Module, tuple[Tensor, Tensor]]) -> Tensor:
+        q, k, v = self.qkv(h)
+        share, is_first = self.gate(q).sigmoid(), self not in first
+        window = 99 if is_first else 8
+        far = self.attend(q, *first.setdefault(self, (k, v)))
+        return h + share * far + (1 - share) * self.attend(q, k, v, window)
+
+
+class LoopCoder(Keyed):
+    """As in IQuest's LoopCoder: the same mix, by a method beside the layer's forward."""
+
+    def __init__(self) -> None:
+        super().__init__(SharedKeys)
+
+    def loops(self, h: Tensor, mask: Tensor) -> Tensor:
+        first, layers = [], list(self.layers)
+        for layer in layers:
+            first.append(layer.qkv(h)[1:])  # type: ignore[operator]
+            h = layer(h, {})
+        for _ in range(1, self.n_loops):
+            for layer, (k, v) in zip(layers, first):
+                q, *own = layer.qkv(h)  # type: ignore[operator]
+                share = layer.gate(q).sigmoid()  # type: ignore[operator]
+                far, near = layer.attend(q, k, v), layer.attend(q, *own, window=8)  # type: ignore[operator]
+                h = h + share * far + (1 - share) * near
+        return h
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str | None, str]] = {
     "no such path": (Looped, "layer", "Did you mean 'layers'"),
     "the model itself": (Looped, "", "repeat: expected one of"),
@@ -789,6 +913,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str | None, str]] = {
     "loops by length": (ByLength, "layers.0", "same calls for inputs of every size"),
     "noise": (Noisy, "layers", "the same logits when it is run again"),
     "embedding read at the end": (Skipping, "layers", "last state alone"),
+    "the first loop's keys": (lambda: Keyed(SharedKeys), "layers", "more of it, such as its keys"),
+    "its keys, unnamed": (lambda: Keyed(SharedKeys, 3), None, "such as its keys"),
+    "its keys, needed": (lambda: Keyed(NeededKeys), "layers", "such as its keys"),
+    "its keys, mixed": (lambda: Keyed(MixedKeys), "layers", "such as its keys"),
+    "LoopCoder": (LoopCoder, "layers", "the same modules in the same order in every loop"),
+    "LoopCoder, unnamed": (LoopCoder, None, "expected"),
 }
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import gelu, silu
 from tests.edges.by_hand import Sees, as_it_is
 
 Map = Callable[[Tensor], Tensor]
+_LLAMAS = "Ouro", "LoopedLlama"
 
 
 @dataclass
@@ -96,7 +97,7 @@ def run_by_hand(
 def embedding_of(published: Any, tokens: Tensor) -> Tensor:
     """The embedding, as the stream begins."""
     kind = type(published).__name__
-    if kind.startswith("Ouro"):
+    if kind.startswith(_LLAMAS):
         return published.model.embed_tokens(tokens)
     if kind.startswith("Raven"):
         return published.transformer.wte(tokens) * published.emb_scale
@@ -109,13 +110,13 @@ def embedding_of(published: Any, tokens: Tensor) -> Tensor:
 
 def _steps(published: Any, n_loops: int) -> tuple[list[Any], Map]:
     kind = type(published).__name__
-    if kind.startswith("Ouro"):
+    if kind.startswith(_LLAMAS):
         inner = published.model
-        layers = [_ouro_layer(layer, inner) for layer in inner.layers]
+        layers = [_llama_layer(layer, inner) for layer in inner.layers]
         steps: list[Any] = [("start", "", None)]
         for t in range(n_loops):
             steps += _in_order(f"{t}:block.", layers)
-            steps.append(("norm", f"{t}:block.{len(layers) - 1}.ln_loop", inner.norm))
+            steps.append(("norm", f"{t}:block.{len(layers) - 1}.ln_loop", _norm(inner.norm)))
         return steps, lambda x: x @ published.lm_head.weight.T
     if kind.startswith("Raven"):
         parts = published.transformer
@@ -144,6 +145,16 @@ def _in_order(prefix: str, layers: list[Layer]) -> Iterator[tuple[str, str, Any]
                 yield "norm", f"{prefix}{k}.{norm}", layer.norms[norm]
 
 
+def _norm(module: Any) -> Map:
+    """``x / rms(x) * weight``, as wide as x, which Llama's own code is not; None: x."""
+
+    def norm(x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
+        return x * scale * module.weight
+
+    return (lambda x: x) if module is None else norm
+
+
 def _parts(weight: Tensor, bias: Any, d_head: int, n_heads: int) -> list[Any]:
     """Rows of each head, of shared ones several times."""
     rows = weight.split(d_head)
@@ -152,28 +163,33 @@ def _parts(weight: Tensor, bias: Any, d_head: int, n_heads: int) -> list[Any]:
     return [each[head * len(each) // n_heads] for head in range(n_heads)]
 
 
-def _ouro_layer(layer: Any, inner: Any) -> Layer:
+def _llama_layer(layer: Any, inner: Any) -> Layer:
+    # Ouro's has norms after attention and MLP; Nanbeige's has angles of its own.
+    of_heads, of_mlp = (
+        _norm(getattr(layer, name, None))
+        for name in ("input_layernorm_2", "post_attention_layernorm_2")
+    )
+    angles_of = getattr(inner, "rotary_emb", None) or layer.self_attn.rotary_emb
     attention, mlp, d_head = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     n_heads = attention.q_proj.out_features // d_head
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
 
     def turn(x: Tensor) -> Tensor:
-        angles = torch.outer(torch.arange(x.shape[1]), inner.rotary_emb.inv_freq).to(x)
+        angles = torch.outer(torch.arange(x.shape[1]), angles_of.inv_freq).to(x)
         turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
         return torch.cat([turned.real, turned.imag], -1)
 
     def neurons(x: Tensor) -> Tensor:
-        x = layer.post_attention_layernorm(x)
-        x = (silu(x @ mlp.gate_proj.weight.T) * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
-        return layer.post_attention_layernorm_2(x)
+        x = _norm(layer.post_attention_layernorm)(x)
+        return of_mlp(mlp.down_proj(silu(mlp.gate_proj(x)) * mlp.up_proj(x)))
 
     return Layer(
         [_parts(x.weight, x.bias, d_head, n_heads) for x in projections],
         turn,
         list(attention.o_proj.weight.split(d_head, 1)),
-        0.0,
-        layer.input_layernorm,
-        layer.input_layernorm_2,
+        0.0 if attention.o_proj.bias is None else attention.o_proj.bias,
+        _norm(layer.input_layernorm),
+        of_heads,
         neurons,
     )
 

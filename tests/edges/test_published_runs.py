@@ -23,7 +23,7 @@ from tests.edges.published_by_hand import embedding_of, run_by_hand
 from tests.refusals import naming
 
 LOOPS = 3
-BY_HAND = ["ouro", "ouro-grouped", "huginn", "albert"]
+BY_HAND = ["ouro", "ouro-grouped", "nanbeige", "huginn", "albert"]
 BOTH = pytest.mark.parametrize("stream_norms", ["edges", "nodes"])
 
 
@@ -60,7 +60,7 @@ def some_paths(name: str, stream_norms: str) -> list[tuple[str, str, tuple[str, 
     """Within a loop, to the next one, over several, from the input, to the readout."""
     last = model_of(name).site_map.n_layers - 1
     if stream_norms == "nodes":
-        if name.startswith("ouro"):
+        if name.startswith(("ouro", "nanbeige")):
             norm = f"block.{last}.ln_loop"
             return [
                 ("0:block.0.head.0", "0:block.1.head.1.k", ()),

@@ -1,0 +1,137 @@
+r"""A stack of Llama's layers that is applied again and again: the base of Ouro and Nanbeige.
+
+.. math::
+    h_0 = \operatorname{embed}(x), \qquad h_{t+1} = \operatorname{norm}(\operatorname{stack}(h_t))
+
+The head reads logits from the state of any loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loopinterp.adapters.published_model import (
+    PublishedModel,
+    gated,
+    half_rotation,
+    join_heads,
+    layer_sites,
+    need_angles,
+    rotate_halves,
+    split_heads,
+    weighted_norm,
+)
+from loopinterp.models.addresses import SiteMap, Sites, norm_sites
+from loopinterp.models.attention import attend
+from loopinterp.models.placement import call, placed, stored
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.models.attribution import AttributionPass
+
+
+class LlamaLoops(PublishedModel):
+    """A looped stack of Llama's layers, with ``model.norm`` after each loop.
+
+    Raises:
+        InputError: If the angles of positions were lost in loading.
+    """
+
+    sandwich: ClassVar[bool] = False
+    """Whether there are norms after attention and MLP (``input_layernorm_2`` …) too."""
+
+    def __init__(self, published: Any, rotary: str, *, n_loops: int, closing: Sites) -> None:
+        """``rotary`` is the path of the module with the angles, ``closing`` a loop's last sites."""
+        inner = published.model
+        self._d_head = int(inner.layers[0].self_attn.head_dim)
+        need_angles(published, rotary)
+        attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
+        n_heads = attention.q_proj.out_features // self._d_head
+        n_kv = attention.k_proj.out_features // self._d_head
+        layer = layer_sites(before=True, after=self.sandwich, grouped=n_kv < n_heads)
+        sites = SiteMap(
+            d_model=inner.embed_tokens.embedding_dim,
+            n_heads=n_heads,
+            n_kv_heads=n_kv,
+            d_head=self._d_head,
+            d_mlp=mlp.gate_proj.out_features,
+            embedding={"hook_embed": "residual"},
+            opening={"hook_state_pre": "state"},
+            block=(layer,) * len(inner.layers),
+            closing={**norm_sites("ln_loop"), "hook_state_post": "state", **closing},
+        )
+        super().__init__(
+            published,
+            sites,
+            n_loops=n_loops,
+            d_vocab=inner.embed_tokens.num_embeddings,
+            d_vocab_out=published.lm_head.out_features,
+        )
+        self._rotary_path = rotary
+
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+        return half_rotation(self.published.get_submodule(self._rotary_path), n_pos, self)
+
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
+    ) -> Tensor:
+        e = self.published.model.embed_tokens(inputs.long())
+        return taps.at("top")("hook_embed", e)
+
+    def run_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        tap, inner = taps.at("block", loop), self.published.model
+        h = tap("hook_state_pre", h)
+        for k, layer in enumerate(inner.layers):
+            h = placed(self.layer, layer, h, context, taps.at("block", loop, k))
+        return tap("hook_state_post", self.end_loop(h, e, tap))
+
+    def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
+        """The state: ``model.norm`` of the last layer's output."""
+        return weighted_norm(self.published.model.norm, h, tap, "ln_loop")
+
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+        """``h + attn(norm(h))``, and the same for the MLP; a sandwich norms what is added."""
+        attention, mlp = layer.self_attn, layer.mlp
+        h = tap("hook_resid_pre", h)
+        x = weighted_norm(layer.input_layernorm, tap("hook_attn_in", h), tap, "ln1")
+        q, k, v = (
+            split_heads(project(x), self._d_head)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        z = attend(q, k, v, context, tap, turn=rotate_halves)
+        x = attention.o_proj(join_heads(z))
+        if self.sandwich:
+            x = weighted_norm(layer.input_layernorm_2, x, tap, "ln1_post")
+        h = tap("hook_resid_mid", h + tap("hook_attn_out", x))
+        x = weighted_norm(layer.post_attention_layernorm, tap("hook_mlp_in", h), tap, "ln2")
+        # [batch, pos, d_mlp] inside, back to d_model for the stream.
+        x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
+        if self.sandwich:
+            x = weighted_norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")
+        return tap("hook_resid_post", h + tap("hook_mlp_out", x))
+
+    def run_readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        return call(self.published.lm_head, h)
+
+    def attribute_readout(self, backward: AttributionPass) -> None:
+        backward.through_unembedding(*self.affine(self.published.lm_head))
+
+    def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
+        inner = self.published.model
+        backward.at(loop=loop)
+        backward.through_norm("ln_loop", stored(inner.norm, "weight"))
+        for k in reversed(range(len(inner.layers))):
+            backward.at(loop=loop, layer=k)
+            backward.write("mlp", backward.read("hook_mlp_out"))  # what its norm leaves
+            with backward.branch():
+                if self.sandwich:
+                    norm = inner.layers[k].input_layernorm_2
+                    backward.through_norm("ln1_post", stored(norm, "weight"))
+                backward.write_heads(*self.affine(inner.layers[k].self_attn.o_proj))
