@@ -22,7 +22,7 @@ from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.positions import abacus_positions
 from loopinterp.tasks import IGNORE, AbacusAddition, Batch
-from loopinterp.training import Run
+from loopinterp.training import Run, TrainingConfig
 
 FILE = RESULTS / "abacus_addition.json"
 SEEDS = ("abacus-long", "seed-1", "seed-2", "seed-3", "seed-4")
@@ -80,6 +80,7 @@ def main() -> None:
     stored = json.loads(args.results.read_text()) if args.results.exists() else {}
     if args.run:
         run = Run.load(args.run)
+        assert isinstance(run.config, TrainingConfig)
         loops = run.config.objective.n_loops
         stored[args.name] = measured(run.model(), args.samples, args.name, n_loops=loops or 4)
         args.results.write_text(json.dumps(stored, indent=1) + "\n")

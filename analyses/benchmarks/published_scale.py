@@ -49,7 +49,7 @@ SMALL = {
 """Sizes of seconds, to try the rest on."""
 
 
-def random_model(kind: str, sizes: dict[str, int], device: str) -> nn.Module:
+def random_model(kind: str, sizes: dict[str, Any], device: str) -> nn.Module:
     """A model of the shape."""
     with torch.device(device):
         if kind == "ouro":
