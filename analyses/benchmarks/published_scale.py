@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+PLAIN = {"ouro": ouro, "huginn": huginn}
 RESIDUALS = ["hook_resid_pre", "hook_resid_mid", "hook_resid_post"]
 SMALL = {
     "ouro": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
     | {"num_attention_heads": 2, "num_key_value_heads": 2},
     "huginn": {"n_embd": 64, "n_heads": 2, "intermediate_size": 96, "vocab_size": 64}
-    | {"mean_recurrence": 3},
+    | {"mean_recurrence": 3, "block_size": 64},
 }
 """Sizes of seconds, to try the rest on."""
 
@@ -52,10 +53,7 @@ SMALL = {
 def random_model(kind: str, sizes: dict[str, Any], device: str) -> nn.Module:
     """A model of the shape."""
     with torch.device(device):
-        if kind == "ouro":
-            made = ouro.OuroForCausalLM(ouro.OuroConfig(**sizes))
-        else:
-            made = huginn.RavenForCausalLM(huginn.RavenConfig(**sizes))
+        made = KINDS[kind].build(PLAIN[kind], **sizes)
     torch.manual_seed(0)
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)

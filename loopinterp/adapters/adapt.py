@@ -176,8 +176,10 @@ def load_published(
         InputError: If it cannot be loaded, or no adapter fits it.
     """
     kept_as = check_dtype(dtype)
-    placing = _placing(device, device_map, offload_folder, quantization_config)
     where = resolve_device("cpu" if device is None else device)
+    if device_map is not None:
+        refuse({"device": device}, "None beside device_map", "Leave one of the two out.")
+    placing = _placing(where, device_map, offload_folder, quantization_config)
     model: Any
     if name == kokoro.NAME:
         expected, fix = f"None for {name}, which is one small file", "Leave it out."
@@ -212,11 +214,10 @@ _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def _placing(
-    device: Any, device_map: Any, offload_folder: Any, quantization_config: Any
+    where: Any, device_map: Any, offload_folder: Any, quantization_config: Any
 ) -> dict[str, Any]:
     """What transformers needs to place or quantise a model."""
     if device_map is not None:
-        refuse({"device": device}, "None beside device_map", "Leave one of the two out.")
         if isinstance(device_map, str) and device_map not in _MAPS:
             raise unknown_name("device_map", device_map, _MAPS)
         places = device_map.values() if isinstance(device_map, Mapping) else ()
@@ -230,7 +231,7 @@ def _placing(
         raise InputError("quantization_config", expected=expected, given=got, fix=fix)
     if quantization_config is not None and device_map is None:
         # Quantised weights are put on their device as they are read, and stay there.
-        device_map = {"": resolve_device("cpu" if device is None else device)}
+        device_map = {"": where}
     given = {
         "device_map": device_map,
         "offload_folder": offload_folder,
