@@ -232,12 +232,12 @@ def _placing(
     if quantization_config is not None and device_map is None:
         # Quantised weights are put on their device as they are read, and stay there.
         device_map = {"": where}
-    given = {
+    options = {
         "device_map": device_map,
         "offload_folder": offload_folder,
         "quantization_config": quantization_config,
     }
-    return {name: x for name, x in given.items() if x is not None}
+    return {name: x for name, x in options.items() if x is not None}
 
 
 def _read_puzzle_model(

@@ -63,8 +63,8 @@ class OwnForward(Modules):
 
     def tensor(self, name: str) -> Tensor:
         """One of them, loaded if it is offloaded."""
-        path, _, own = name.rpartition(".")
-        return stored(self.by_path[path], own)
+        path, _, attribute = name.rpartition(".")
+        return stored(self.by_path[path], attribute)
 
     def run(self, inputs: Tensor, watch: Watch) -> Tensor:
         """The output that is taken, or else the logits."""

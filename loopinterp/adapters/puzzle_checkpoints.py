@@ -204,20 +204,20 @@ def _rows(weights: dict[str, Tensor], name: str, path: Path) -> int:
     return len(table)
 
 
-def _length(weights: dict[str, Tensor], asked: int | None, prefix: int) -> int:
+def _length(weights: dict[str, Tensor], seq_len: int | None, prefix: int) -> int:
     """Positions of a puzzle without those of its embedding."""
     with_positions = (
         weights.get("inner.embed_pos.embedding_weight"),
         weights.get("inner.L_level.layers.0.mlp_t.down_proj.weight"),  # [pos, neuron]
     )
     known = next((len(x) - prefix for x in with_positions if x is not None and x.dim()), None)
-    if known is None and asked is None:
+    if known is None and seq_len is None:
         expected = "the positions of a puzzle, which these weights do not tell"
         fix = "Pass seq_len=, as in the data set's dataset.json (sudoku 81, ARC and mazes 900)."
         raise InputError("seq_len", expected=expected, given="None", fix=fix)
-    if None not in (known, asked) and known != asked:
+    if None not in (known, seq_len) and known != seq_len:
         expected, fix = f"{known}, as in the weights", "Leave it out."
-        raise InputError("seq_len", expected=expected, given=str(asked), fix=fix)
-    length = asked if known is None else known
+        raise InputError("seq_len", expected=expected, given=str(seq_len), fix=fix)
+    length = seq_len if known is None else known
     assert length is not None
     return length

@@ -165,11 +165,11 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return iter(self._parts)
 
     def __getitem__(self, name: str) -> Tensor:
-        whole, parts = self._parts[name]
-        x = self._tensors[whole]
-        path, _, own = whole.rpartition(".")
+        tensor, parts = self._parts[name]
+        x = self._tensors[tensor]
+        path, _, attribute = tensor.rpartition(".")
         if path in self._modules and x.device == torch.device("meta"):
-            x = stored(self._modules[path], own)
+            x = stored(self._modules[path], attribute)
         for part in parts:
             x = getattr(x, part)
         return x

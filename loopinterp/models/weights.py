@@ -62,11 +62,13 @@ _Layer = TypeVar("_Layer", bound=nn.Module)
 
 def change_of(layer: nn.Module) -> _Change | None:
     """How a layer has been changed, if it has."""
-    inside, own = layer._modules, vars(layer)
-    if "base_layer" in inside or "forward" in own:  # PEFT's mark; a patched method
+    inside, attributes = layer._modules, vars(layer)
+    if "base_layer" in inside or "forward" in attributes:  # PEFT's mark; a patched method
         # Accelerate's hook around the forward of the class moves tensors, and computes the same.
-        before = own.get("_old_forward")
-        around = before is not None and getattr(own.get("forward"), "__wrapped__", None) is before
+        before = attributes.get("_old_forward")
+        around = (
+            before is not None and getattr(attributes.get("forward"), "__wrapped__", None) is before
+        )
         is_own = around and getattr(before, "__func__", None) is type(layer).forward
         return "placed" if is_own and "base_layer" not in inside else "wrapped"
     if "parametrizations" in inside:
