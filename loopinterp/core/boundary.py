@@ -1,7 +1,6 @@
-"""The boundary: a public call's arguments are checked against their annotations, once.
+"""Arguments of a public call, checked once against their annotations.
 
-The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``. Devices are
-checked by :func:`resolve_device`.
+The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``.
 """
 
 from __future__ import annotations
@@ -37,17 +36,16 @@ R = TypeVar("R")
 _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
-"""A number of loops of one run."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function or method when it is called.
 
     Numbers, truth values, texts, choices, ``None``, sequences of these, tensors, mappings,
-    functions and paths are checked; an ``InputError`` names an argument of another type or out of
-    range, an ``ArgumentError`` one that is missing or unknown. NumPy's numbers become Python's,
-    its arrays and ranges lists; lists and arrays become tensors where a tensor is asked for.
-    Arguments of other types (models, tasks) pass as they are.
+    functions and paths are checked. An ``InputError`` names an argument of another type or out of
+    range, an ``ArgumentError`` one that is missing or unknown. NumPy's numbers and arrays become
+    Python's; lists and arrays become tensors where a tensor is expected. Other types (models,
+    tasks) pass unchecked.
 
     Example:
         >>> from pydantic import PositiveInt
@@ -90,7 +88,7 @@ def _wrong_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> ArgumentError | None:
-    """The error for an unknown or a missing argument; None for too many of them."""
+    """The error for an unknown or missing argument; None for too many of them."""
     names = [name for name in signature.parameters if name != "self"]
     name = function.__qualname__.rpartition("<locals>.")[2]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -113,17 +111,17 @@ def _wrong_call(
     return ArgumentError(missing, expected=expected, given="nothing", fix=fix)
 
 
+# Types checked by their class alone (as tensors are), with their names in errors.
 _CLASSES: dict[Any, str] = {
     Mapping: "a mapping",
     Callable: "a function",
     Path: "a path",
     np.ndarray: "an array",
 }
-"""What is checked by its class alone, beside tensors, and how an error calls it."""
 
 
 class _Argument:
-    """One argument: its alternatives that are plain (numbers, texts …), and those by class."""
+    """One argument, with the alternatives of its annotation: plain types and classes."""
 
     def __init__(self, name: str, hint: Any) -> None:
         self.name = name
@@ -144,16 +142,16 @@ class _Argument:
         # A list is a tensor's numbers, unless lists are asked for beside tensors.
         listed = any(typing.get_origin(x) is Sequence for x in plain)
         self.takes_lists = "a tensor" in self.expected and not listed
-        # What each name of a mapping has, where that can be checked.
+        # The type of a mapping's values, where it can be checked.
         of = next((typing.get_args(x) for x in alternatives if typing.get_origin(x) is Mapping), ())
         self.values = _Argument(name, of[1]) if len(of) == 2 else None
 
     @property
     def _torch(self) -> Any:
-        return sys.modules.get("torch")  # without it there are no tensors
+        return sys.modules.get("torch")  # without it there are no tensors to check
 
     def check(self, value: Any, place: str = "") -> Any:
-        """The value in Python's own types; an ``InputError`` if it does not fit."""
+        """The value in Python's own types."""
         name = f"{self.name}{place}"
         if isinstance(value, self.classes):
             if self.values is None or not self.values.is_known or not isinstance(value, Mapping):
@@ -207,14 +205,13 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 class _Shaped:
-    """In place of jaxtyping's types, which only type checkers import: the array that they are."""
+    """Stands for jaxtyping's types, which only type checkers import."""
 
     def __class_getitem__(cls, of: tuple[Any, str]) -> Any:
         return of[0]
 
 
 def _alternatives(hint: Any) -> list[Any]:
-    """The members of a union, or the one type."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return [part for arg in typing.get_args(hint) for part in _alternatives(arg)]
     return [hint]
@@ -232,10 +229,10 @@ def _parts(hint: Any) -> set[Any]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """The device of a name; ``auto`` is the GPU where there is one.
+    """The device of a name; ``auto`` is the GPU if there is one.
 
     Raises:
-        InputError: If the name is unknown, or the device is not there.
+        InputError: If the name is unknown, or the device is missing.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Errors with an expected value, a given value and a fix."""
+"""Errors that say what was expected, what was given, and the fix."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ import reprlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-GREATEST_SEED = 2**63 - 1
-"""Seeds fit into 64 bits."""
-
+GREATEST_SEED = 2**63 - 1  # fits into 64 bits
 MOST_THREADS = 256
-"""CPU threads at most."""
-
-MOST_LOOPS = 100_000
-"""Loops of one run at most."""
+MOST_LOOPS = 100_000  # of one run
 
 
 class InputError(ValueError):
     """A user's input cannot be used. The command line prints it and exits with status 2.
-
-    Args:
-        what: The input's name ("n_loops", "checkpoint runs/a/model.safetensors").
 
     Example:
         >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass 1."))
@@ -41,11 +33,11 @@ def _cut(text: str) -> str:
 
 
 class ArgumentError(InputError, TypeError):
-    """An argument of a call is missing or unknown; a TypeError too, as Python's own would be."""
+    """An argument of a call is missing or unknown; Python's own error is a TypeError."""
 
 
 class UnknownKeyError(InputError, KeyError):
-    """A name in square brackets is unknown; a KeyError too, which mappings raise."""
+    """A name in square brackets is unknown; mappings raise a KeyError."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -75,7 +67,7 @@ def unknown_name(
 
 
 def spell_choices(names: Sequence[str]) -> str:
-    """The names that one may choose: the first twelve; a single one is quoted.
+    """The first twelve names to choose from.
 
     Example:
         >>> spell_choices(["each"]), spell_choices(["cpu", "cuda"])
@@ -90,7 +82,7 @@ def spell_choices(names: Sequence[str]) -> str:
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is a choice; else raise :func:`unknown_name`."""
+    """The value, if it is a choice; else raise."""
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
@@ -115,7 +107,7 @@ def check_integer(
 ) -> int:
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
 
-    More than ``far`` is taken for a mistake; only then does the message name that end.
+    Only for a value above ``far`` does the message name ``far`` as the upper end.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if integer and far is not None and int(value) > far:

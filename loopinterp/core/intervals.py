@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-
-ESTIMATE = "estimate"
-"""The axis of a value and its 95% interval."""
-
+ESTIMATE = "estimate"  # the axis of a value and its 95% interval
 ENDS = ("value", "low", "high")
 
 
@@ -27,7 +24,7 @@ def wilson_estimate(
     """A share with Wilson's 95% score interval, as an estimate [..., (value, low, high)].
 
     ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n`` and
-    ``z = 1.96``; NaN where there are no trials.
+    ``z = 1.96``; NaN without trials.
 
     Args:
         independent: Number of independent trials, if smaller (several trials on one input); it
@@ -57,7 +54,7 @@ def wilson_estimate(
 def mean_estimate(values: ArrayLike) -> np.ndarray:
     """The mean over the last axis with its 95% interval, as an estimate [..., (value, low, high)].
 
-    ``m -+ 1.96 s / sqrt(n)`` with the standard deviation s; the ends are NaN for one value.
+    ``m -+ 1.96 s / sqrt(n)`` with the standard deviation s; NaN ends for one value.
 
     Example:
         >>> mean_estimate([1.0, 2.0, 3.0]).round(2).tolist()
@@ -72,8 +69,8 @@ def mean_estimate(values: ArrayLike) -> np.ndarray:
 def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
     """A table with a row for each cell, and a column for each axis and array.
 
-    An estimate ``iia`` becomes the columns ``iia``, ``iia_low`` and ``iia_high``. Arrays need equal
-    axes.
+    An estimate ``iia`` becomes the columns ``iia``, ``iia_low`` and ``iia_high``. All arrays have
+    the same axes.
     """
     import pandas as pd
     import xarray as xr
@@ -113,7 +110,7 @@ def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
 def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
     """The median over some axes, with the 10% and 90% quantiles as ends.
 
-    NaN is left out; infinity counts as larger than any number.
+    NaN is left out; infinity is the largest value.
     """
     empty = values.isnull().all(over)
     ends = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)

@@ -1,7 +1,7 @@
-"""Progress bars of calls longer than two seconds, and the timed stages of a longer job.
+"""Progress bars after two seconds, and the timed stages of a longer job.
 
-``LOOPINTERP_PROGRESS=0`` in the environment, ``--no-progress`` on the command line and
-:func:`showing` switch bars off. Of nested loops only the outermost has a bar.
+``LOOPINTERP_PROGRESS=0``, ``--no-progress`` and :func:`showing` switch bars off. Of nested loops
+only the outermost has a bar.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _open: ContextVar[bool] = ContextVar("open", default=False)
 
 @contextmanager
 def showing(visible: bool) -> Iterator[None]:
-    """Show or hide bars inside."""
     token = _shown.set(visible)
     try:
         yield
@@ -41,7 +40,7 @@ def showing(visible: bool) -> Iterator[None]:
 def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterator[T]:
     """The items, with a bar on stderr after two seconds.
 
-    ``about`` names the work in a word or two; ``total`` is needed for items without a length.
+    ``about`` names the work in a word or two; items without a length need ``total``.
     """
     if _open.get() or _switched_off():
         yield from items
@@ -85,10 +84,7 @@ class _Lines:
 
 
 class Stages:
-    """Names each stage on stderr if ``show``, and records its seconds in a run's folder, if given.
-
-    Skipped studies are noted for the run ``owner``.
-    """
+    """Prints each stage if ``show``; a run's ``made.json`` gets its seconds and skips."""
 
     def __init__(self, run: Path | None = None, *, show: bool, owner: Owner | None = None) -> None:
         if run is not None:

@@ -1,6 +1,6 @@
 """Results of studies: named axes, estimates with intervals, provenance, one file each.
 
-The numbers of a :class:`Result` are one ``xarray.Dataset``, so cells have names:
+A :class:`Result` holds one ``xarray.Dataset``:
 ``result.data["iia"].sel(program="ripple", delay="end")``.
 """
 
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from typing_extensions import Self
 
-
 SUFFIX = ".safetensors"
-
 _HEADER = "loopinterp.result"
 
 
@@ -85,7 +83,7 @@ class Provenance:
 
 
 class Stopwatch:
-    """Makes the :class:`Provenance` when the study is done."""
+    """Times a study and makes its :class:`Provenance`."""
 
     def __init__(self, seed: int, config: Mapping[str, Any]) -> None:
         self._seed, self._config, self._start = seed, dict(config), time.perf_counter()
@@ -110,12 +108,12 @@ def study(seed: int, **config: Any) -> Iterator[Stopwatch]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Figure:
-    """A figure as the report shows it.
+    """A figure of the report.
 
     Attributes:
-        plot: A Plotly figure, or the :class:`~loopinterp.figures.CircuitGraph` of a circuit.
+        plot: A Plotly figure, or a circuit's :class:`~loopinterp.figures.CircuitGraph`.
         control: The control and its result, if any.
-        code: Text printed unchanged under it, such as a program.
+        code: Text printed unchanged below, such as a program.
         section: The report section; by default that of the module that makes it.
     """
 
@@ -128,10 +126,7 @@ class Figure:
     code: str = ""
 
     def save(self, path: str | Path, *, width: int = 800) -> Path:
-        """Write the figure with its title, as html, svg, png or pdf by the file's ending.
-
-        See :func:`loopinterp.figures.save_figure`.
-        """
+        """Write the figure; see :func:`loopinterp.figures.save_figure`."""
         save_figure = importlib.import_module("loopinterp.figures").save_figure
         return save_figure(self.plot, path, title=self.title, width=width)
 
@@ -139,7 +134,6 @@ class Figure:
         return f"{type(self).__name__}({self.title!r}, {type(self.plot).__name__})"
 
     def _ipython_display_(self) -> None:
-        """In a notebook: the title, the figure, how to read it, and the control."""
         from IPython.display import HTML, display
 
         parts = [("p", self.caption), ("p", self.control), ("pre", self.code)]
@@ -155,11 +149,11 @@ class Finding:
     """One statement of a result, for the report's summary.
 
     Attributes:
-        text: A whole sentence that someone new to the field understands.
-        section: The report section, as in :attr:`Figure.section`, or ``"verdict"`` (shown first).
+        text: A whole sentence for readers new to the field.
+        section: As in :attr:`Figure.section`, or ``"verdict"`` (shown first).
         value: Its one number or name, formatted ("1.00", "loop 17"), or "".
         good: Whether this is desirable; None where that has no meaning.
-        label: A few words for the value, as a heading.
+        label: A short heading for the value.
     """
 
     text: str
@@ -228,7 +222,7 @@ class Result:
     def __post_init__(self) -> None:
         for name, axes in self.VARIABLES.items():
             there = name in self.data
-            # A damaged file or a wrong study: readers select by these names.
+            # Fails on a damaged file or a wrong study; readers select by these names.
             assert there or name in self.OPTIONAL, f"{type(self).__name__} lacks {name!r}"
             assert not there or self.data[name].dims == tuple(axes.split()), f"{name}: {axes}"
 
@@ -239,8 +233,8 @@ class Result:
         """Build a result from arrays (those of ``VARIABLES``) and fields.
 
         Args:
-            coords: Axis -> its coordinates; other axes are counted from 0.
-            values: Arrays (NumPy's, or tensors on any device; None if absent) and fields, by name.
+            coords: Axis -> coordinates; other axes are counted from 0.
+            values: Arrays (NumPy's, or tensors on any device; None if absent) and fields.
         """
         import xarray as xr
 
@@ -265,7 +259,7 @@ class Result:
         return [dataclasses.replace(f, section=f.section or section) for f in figures_of(self)]
 
     def findings(self) -> list[Finding]:
-        """The findings of this result, the most important first."""
+        """The findings, the most important first."""
         section = _import_figures(type(self))
         return [dataclasses.replace(f, section=f.section or section) for f in findings_of(self)]
 
@@ -276,11 +270,10 @@ class Result:
             figure.plot.show()
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
-        """A table with a row for each cell, and a column for each axis and array.
+        """A table of arrays, as :func:`~loopinterp.core.intervals.tidy` makes it.
 
         Args:
-            names: Arrays of equal axes; by default all with the axes of the widest one. An estimate
-                becomes three columns (``iia``, ``iia_low``, ``iia_high``).
+            names: Arrays of equal axes; by default all with the axes of the widest one.
         """
         for name in names:
             if name not in self.data.data_vars:
@@ -306,7 +299,7 @@ class Result:
         display(HTML(self._repr_html_()), *self.figures()[:1])
 
     def save(self, folder: str | Path, name: str | None = None) -> Path:
-        """Write ``NAME.safetensors`` (by default named after the kind), complete or not at all."""
+        """Write ``NAME.safetensors`` (by default ``KIND``), complete or not at all."""
         fields = [f.name for f in dataclasses.fields(self) if f.name not in ("data", "provenance")]
         header = {
             "kind": self.kind,
@@ -364,8 +357,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def _import_figures(cls: type[Result]) -> str:
     """Import the module of a class's figures and findings; return their report section.
 
-    The module is the class's own with ``_figures`` at its end, or ``figures`` of its package. The
-    section is the kind's registered one, else that module's ``SECTION``.
+    The module is the class's own with ``_figures`` at its end, or ``figures`` of its package. A
+    section registered for the kind takes precedence over that module's ``SECTION``.
     """
     section = _KINDS[cls.kind].section if cls.kind in registered_kinds() else ""
     for base in cls.__mro__:
@@ -416,7 +409,8 @@ def registered_kinds() -> Mapping[str, Kind]:
 def load_result(path: str | Path) -> Result:
     """Read any saved result, without unpickling and without imports named in the file.
 
-    A file that is missing, damaged or of an unknown kind is a ``CheckpointError``.
+    Raises:
+        CheckpointError: If the file is missing, damaged or of an unknown kind.
     """
     kind = _read(Path(path))[1]["kind"]
     registered = registered_kinds()
@@ -430,7 +424,7 @@ def load_result(path: str | Path) -> Result:
 
 
 def result_files(folder: str | Path) -> Iterator[Path]:
-    """The saved results in a folder, in alphabetical order; none without a folder."""
+    """The saved results in a folder, sorted by name; none without a folder."""
     folder = Path(folder)
     try:
         files = sorted(p for p in folder.iterdir() if p.suffix == SUFFIX) if folder.exists() else []

@@ -1,9 +1,8 @@
 """The files of a run, the run that each belongs to, and notes of how the run was made.
 
-A run is known by the :func:`~loopinterp.core.results.config_hash` of its ``config.json``, which
-weights, checkpoint, ``made.json`` and every result hold. Weights and checkpoint also hold the
-number and SHA-256 of the lines of ``metrics.jsonl``. The lines are written first: after a kill
-there may be more lines than sealed, never fewer.
+The :func:`~loopinterp.core.results.config_hash` of its ``config.json`` identifies a run. Weights,
+checkpoint, ``made.json`` and every result hold it. Weights and checkpoint also seal the lines of
+``metrics.jsonl``, which are written first: after a kill there may be more lines than sealed.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
 def check_steps(steps: Sequence[object], last: object, *, even: bool = False) -> Mismatch | None:
     """Why steps are not those of a run; None if they may be.
 
-    Steps increase up to the run's ``last``, if known; evenly if ``even`` (no line is missing).
+    Steps increase up to the run's ``last``, if known; ``even`` steps have no line missing.
     """
     integers = [step for step in steps if type(step) is int]
     by = {after - before for before, after in pairwise(integers)}
@@ -142,12 +141,12 @@ def spell_mismatch(mismatch: Mismatch) -> str:
     }[mismatch]
 
 
-CONFIG = "config.json"
-"""The file that makes a folder a run."""
+CONFIG = "config.json"  # a folder with this file is a run
+MADE = "made.json"
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any]:
-    """The ``config.json`` of a run; damaged or unencodable text is a ``CheckpointError``."""
+    """The ``config.json`` of a run."""
     path = Path(folder) / CONFIG
     if not os.path.isfile(path):  # which takes any name
         got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
@@ -216,9 +215,6 @@ class Owner:
         return Mismatch.OTHER_WEIGHTS if weights != self.weights else None
 
 
-MADE = "made.json"
-
-
 def record_how_it_was_made(
     run: Path,
     *,
@@ -233,8 +229,8 @@ def record_how_it_was_made(
 
     Args:
         command: The command that makes it again; None keeps the earlier one.
-        seconds: Times of the stages just done, by name.
-        skipped: Studies that do not apply, each with its reason.
+        seconds: Stage -> seconds.
+        skipped: Skipped study -> reason.
         owner: The run as it is now; read from its folder if None.
     """
     path = run / MADE

@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses that pydantic checks, with this project's errors.
+"""Settings: frozen dataclasses checked by pydantic, with this project's errors.
 
 A declaration gives type, range (``Annotated[float, Field(ge=0, lt=1)]``), default and place in the
 JSON. :class:`OnlyWith` and ``__post_init__`` relate settings.
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
-"""A setting for a random seed."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -77,7 +76,7 @@ class Settings(ShortRepr):
             condition.check(self, name, default)
 
     def _shown(self) -> list[tuple[str, Any]]:
-        """All settings; if many, those that differ from the default."""
+        """All settings; if these are too many, those that differ from the default."""
         fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         shown = [(name, getattr(self, name)) for name in fields]
         if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
@@ -92,7 +91,7 @@ class Settings(ShortRepr):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build from plain values as in JSON, nested settings as nested mappings."""
+        """Build from plain values as in JSON."""
         try:
             return _adapter(cls).validate_json(json.dumps(values, default=repr))
         except ValidationError as error:
@@ -109,7 +108,7 @@ class Settings(ShortRepr):
 
 
 class OnlyWith:
-    """Marks a setting (in ``Annotated``) that only has an effect with some values of another.
+    """Marks a setting (in ``Annotated``) that has an effect only with some values of another.
 
     With ``needed``, it must then be set.
     """
@@ -190,7 +189,7 @@ def schema_error(
 
 
 def option(number: int) -> str:
-    """The tag of an option of a setting that is one of several kinds of settings."""
+    """The tag of an option, for a setting that takes several kinds of settings."""
     return f"({number})"
 
 

@@ -1,8 +1,7 @@
 """Files written in one step (temporary name, flush, rename), and locks.
 
-Arrays and weights are safetensors, the rest is JSON; no pickle is written or read. A safetensors
-file written here holds its own SHA-256, which every reading checks; files from elsewhere, and large
-ones, are read without it. A lock ends with the process that holds it.
+Arrays and weights are safetensors, the rest is JSON; pickles are neither written nor read. A
+safetensors file written here holds its own SHA-256, except a large one; reading checks it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _OPEN_SEAL = _SEALED_BY + 64 * "0"
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Replace a file in one step: readers see the old content or the new.
 
-    Temporary files left by killed writes of this file are removed.
+    Temporary files of killed writes are removed.
     """
     with _replacing(Path(path)) as (handle, _), os.fdopen(os.dup(handle), "wb") as file:
         file.write(data)
@@ -46,7 +45,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[tuple[int, Path]]:
-    """A temporary file, open and locked, that replaces a file when the block ends well."""
+    """A temporary file, open and locked, that replaces a file when the block succeeds."""
     prefix = _temporary_prefix(path.name)
     with _writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +67,6 @@ def _temporary_prefix(name: str) -> str:
 
 
 def _open_temporary(folder: Path, prefix: str) -> tuple[int, Path]:
-    """A new file in a folder, locked while it is written."""
     while True:
         temporary = folder / (prefix + secrets.token_hex(8))
         # The umask decides who may read it, as for any file that a program makes.
@@ -239,8 +237,7 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
 
 
 def _refuse_pickle(path: Path, head: bytes) -> None:
-    """Raise if a file's first nine bytes are those of a pickle or of ``torch.save``'s zip."""
-    pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"
+    pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"  # or torch.save's zip
     if (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
         raise CheckpointError(
             f"file {path}",
@@ -293,9 +290,9 @@ def json_default(value: Any) -> Any:
 
 
 def lock(handle: int, *, wait: bool = False) -> bool:
-    """Lock an open file until it is closed; return whether the lock is held.
+    """Lock an open file until it is closed or its process ends; return whether the lock is held.
 
-    ``wait`` for another process to release it. ``OSError`` if files cannot be locked here.
+    ``wait`` for another process to release it. ``OSError`` where files cannot be locked.
     """
     try:
         import fcntl
@@ -310,9 +307,9 @@ def lock(handle: int, *, wait: bool = False) -> bool:
 
 @contextmanager
 def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
-    """Hold a lock file (made, and left) while one process writes ``what``.
+    """Hold a lock file while one process writes ``what``; the file stays.
 
-    If another process holds it, raise an ``InputError`` with ``fix``.
+    Raise an ``InputError`` with ``fix`` if another process holds it.
     """
     path = Path(path)
     with _writing_to(path.parent, "folder"):
@@ -362,7 +359,7 @@ def need_writable(path: str | Path) -> None:
 
 @contextmanager
 def _writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
-    """Turn failures to write a file, or into a folder, into an ``InputError``."""
+    """Turn failures to write into an ``InputError``."""
     need_writable(path)
     try:
         yield

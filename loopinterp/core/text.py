@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, SupportsFloat
 
-MOST = 300
-"""Characters of a repr at most."""
+MOST = 300  # characters of a repr
 
 
 class ShortRepr:
@@ -66,7 +65,7 @@ def printable(text: str) -> str:
 
 
 def as_table(title: str, values: Iterable[tuple[str, Any]], *, fold: str = "") -> str:
-    """A notebook's view: the title, and a row for each field, in a fold of that name if given."""
+    """A notebook's view: the title, and a row for each field, folded under ``fold`` if given."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )
@@ -81,7 +80,7 @@ def _cut(text: str) -> str:
 
 
 def percent(share: SupportsFloat) -> str:
-    """A share as a whole percentage, never rounded up to 100 or down to 0.
+    """A whole percentage, never rounded up to 100 or down to 0.
 
     Example:
         >>> percent(1.0), percent(0.997), percent(0.5), percent(0.001)
