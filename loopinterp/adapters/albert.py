@@ -5,7 +5,7 @@ r"""ALBERT: post-norm layers with one set of weights for all loops, over all pos
     h_{t+1} = \operatorname{group}_{g(t)}(h_t), \qquad
     g(t) = \min(\lfloor t G / L \rfloor, G - 1)
 
-with L loops of the model's own and G groups of layers, most often one. A loop applies one group.
+with L loops of the model's own and G groups of layers, most often one.
 
 Source: arXiv 1909.11942, and ``transformers``, ``models/albert/modeling_albert.py``.
 """
@@ -49,7 +49,6 @@ class AlbertAdapter(PublishedModel):
     itself, and a "class" is a feature of the state.
 
     Args:
-        published: The model.
         pad: A token that no position attends to, as with the published ``attention_mask`` of
             ``tokens != pad``; None: all are seen. Outputs at its own positions have no meaning.
     """
@@ -109,7 +108,7 @@ class AlbertAdapter(PublishedModel):
 
     @property
     def takes_loop(self) -> bool:
-        """Whether a step needs the loop's index: layers of several groups take turns."""
+        """Whether layers of several groups take turns."""
         return len(self._groups) > 1
 
     @property
@@ -178,7 +177,7 @@ class AlbertAdapter(PublishedModel):
         taps: Taps = NO_TAPS,
         loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop; see :meth:`HookedRun.step`. With several groups it takes the loop's index."""
+        """One loop; with several groups it takes the loop's index."""
         if context is None and self.pad is not None:
             expected, got = "the input, whose padding is not seen", "a state and an embedding"
             fix = "Use model.bind(inputs).step(h)."
@@ -197,7 +196,6 @@ class AlbertAdapter(PublishedModel):
     def _run_layers(
         self, layers: Any, h: Tensor, context: AttentionContext, taps: Taps, place: int
     ) -> Tensor:
-        """One loop of some layers, past the taps of the loop ``place``."""
         tap = taps.at("block", place)
         h = tap("hook_state_pre", h)
         for k, layer in enumerate(layers):
@@ -205,7 +203,6 @@ class AlbertAdapter(PublishedModel):
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
-        """The state: the output of the last layer."""
         return h
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
@@ -271,7 +268,7 @@ def _parts(published: Any) -> tuple[Any, Any]:
 
 
 def _narrow_norm(name: str) -> Sites:
-    """Sites of a norm of vectors as wide as the embedding, which is narrower than the state."""
+    # A norm of vectors as wide as the embedding, which is narrower than the state.
     return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "embedding"}
 
 
@@ -286,5 +283,4 @@ def _layer_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
 
 
 def _of_norm(norm: Any) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a published LayerNorm."""
     return stored(norm, "weight"), stored(norm, "bias")

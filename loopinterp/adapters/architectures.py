@@ -1,4 +1,4 @@
-"""Adapted models by configuration: an architecture, its sizes, and weights read from a file."""
+"""Adapted models by configuration: an architecture, its sizes, and weights from a file."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _CODE: dict[str, _Code] = {
     "ouro": _Code(f"{_PLAIN}.ouro", "OuroConfig", "OuroForCausalLM", "OuroAdapter", causal=True),
     "trm": _Code(f"{_PLAIN}.trm", "TRMConfig", "TinyRecursiveReasoningModel_ACTV1", "TRMAdapter"),
 }
+# Entries of a configuration of transformers that decide no computation.
 _NOT_SIZES = ("architectures", "dtype", "model_type", "transformers_version")
-"""Entries of a configuration of ``transformers`` that decide no computation."""
 
 
 @settings
 class AdaptedModelConfig(Settings):
-    """What an adapted model is rebuilt from, beside its weights.
+    """The description from which an adapted model is rebuilt, beside its weights.
 
     Attributes:
         architecture: ``ouro``, ``huginn``, ``hrm`` and ``trm`` are in
@@ -90,7 +90,6 @@ class AdaptedModelConfig(Settings):
 
     @property
     def d_vocab(self) -> int:
-        """Tokens that it reads."""
         return self.sizes["vocab_size"]
 
     @property
@@ -100,12 +99,10 @@ class AdaptedModelConfig(Settings):
 
     @property
     def d_vocab_out(self) -> int:
-        """Classes that it answers in."""
         return self.n_outputs or self.d_vocab
 
     @property
     def causal(self) -> bool:
-        """Whether no position sees later ones."""
         return _CODE[self.architecture].causal
 
     @classmethod
@@ -174,7 +171,7 @@ def keep_outputs(published: nn.Module, n_outputs: PositiveInt) -> None:
     """Keep the first classes of a language model's head, in place.
 
     A task's classes are often fewer than its tokens, and its targets are the first of them. A head
-    that shared its weights with the embedding has weights of its own afterwards.
+    tied to the embedding becomes untied.
 
     Raises:
         InputError: If there is no head of so many classes.

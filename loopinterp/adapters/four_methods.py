@@ -1,4 +1,4 @@
-"""A model of a user's own, in the four methods of the protocol, with hooks inside its step."""
+"""A user's own model, in the four methods of the protocol, with hooks inside its step."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 class FourMethodAdapter(TappedModel):
     """A model in the four methods, with hooks on every module that its step calls.
 
-    Its own methods run, so that injections and gates stay as they are. The hooks are
-    ``hook_state_pre`` and ``hook_state_post`` of each loop, and
+    The hooks are ``hook_state_pre`` and ``hook_state_post`` of each loop, and
     ``loops.{t}.{module path}.hook_in`` and ``.hook_out`` of each module. An outermost module that
     maps a state to a state is a layer instead, with ``hook_resid_pre`` and ``hook_resid_post``. A
     module that runs several times in a loop has ``.calls.{k}`` before the hook.
@@ -96,13 +95,11 @@ class FourMethodAdapter(TappedModel):
 
     @property
     def n_coda(self) -> int | None:  # type: ignore[override]
-        """The model's own declaration."""
         return declared(self.published, "n_coda")
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
-        """The model's."""
         return CheckedModel(self.published).initial_state(e)
 
     def step(
@@ -113,7 +110,6 @@ class FourMethodAdapter(TappedModel):
         taps: Taps = NO_TAPS,
         loop: int = 0,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop of the model."""
         return self.run_loop(h, e, AttentionContext(), taps, loop)
 
     def run_embedding(

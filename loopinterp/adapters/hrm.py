@@ -1,12 +1,8 @@
 r"""HRM and TRM: post-norm layers in nested loops over all positions at once.
 
-.. math::
-    z_L \leftarrow \operatorname{fast}(z_L + (z_H + e)) \; \text{(n times)}, \qquad
-    z_H \leftarrow \operatorname{slow}(z_H + z_L)
-
-TRM has one stack for both. The published code of HRM runs segments of ``H_cycles`` such cycles,
-with gradients in the last step of each only, and a halting head after each segment. Here a loop is
-one cycle; every loop has gradients and the halting head.
+Layers are nested as in :mod:`~loopinterp.adapters.nested_loops`; TRM has one stack for both. The
+published code of HRM runs segments of ``H_cycles`` slow cycles, with gradients in the last step of
+each only, and a halting head after each segment. Here every cycle has gradients and the head.
 
 Sources: arXiv 2506.21734 and the published ``hrm_act_v1.py``; arXiv 2510.04871 and ``trm.py``.
 """
@@ -44,8 +40,8 @@ if TYPE_CHECKING:
 class HRMAdapter(NestedModel):
     """HRM (``HierarchicalReasoningModel_ACTV1``) with our addresses; a loop is one slow cycle.
 
-    Puzzle embeddings have positions before those of the tokens, also in inputs, states and logits:
-    the inputs are the puzzle's number at each of them, and then the tokens (:meth:`with_puzzle`).
+    Puzzle embeddings have positions before those of the tokens, also in inputs, states and logits
+    (:meth:`with_puzzle`).
     """
 
     needs = (
@@ -205,7 +201,6 @@ class HRMAdapter(NestedModel):
         self.attribute_mix(layer, backward)
 
     def attribute_mix(self, layer: Any, backward: AttributionPass) -> None:
-        """The backward step of attribution through :meth:`mix`."""
         backward.through_norm("ln1_post")
         backward.write_heads(*self.affine(layer.self_attn.o_proj))
 
@@ -236,8 +231,8 @@ class TRMAdapter(HRMAdapter):
     """TRM (``TinyRecursiveReasoningModel_ACTV1``) with our addresses; a loop is one slow cycle.
 
     With ``mlp_t`` an MLP over the positions replaces attention, with the sites ``hook_mix_out`` and
-    ``mlp_t.hook_post`` ``[batch, feature, neuron]``. The norm after it is over positions too:
-    ``ln1_post.hook_scale`` is ``[batch, feature, 1]``.
+    ``mlp_t.hook_post`` ``[batch, feature, neuron]``; ``ln1_post.hook_scale`` is then
+    ``[batch, feature, 1]``.
     """
 
     needs = (

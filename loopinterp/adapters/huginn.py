@@ -4,8 +4,6 @@ r"""Huginn (Raven): a prelude, a core that loops on state and input, a coda.
     e = \operatorname{prelude}(x), \qquad h_0 \sim \mathcal N, \qquad
     h_{t+1} = \operatorname{core}(A [h_t; e])
 
-The logits of any loop are those of coda and head on its normed state.
-
 Source: arXiv 2502.05171, and the published ``raven_modeling_minimal.py``.
 """
 
@@ -47,7 +45,6 @@ class HuginnAdapter(PublishedModel):
     """Huginn (``RavenForCausalLM``) with our addresses; norms after a sublayer are of the sum.
 
     Args:
-        published: The model.
         seed: Seed of the initial noise, the same for every example and at every length. The
             published code draws anew in each run: pass ``state=`` for a draw of yours.
 
@@ -152,18 +149,16 @@ class HuginnAdapter(PublishedModel):
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
-        """The state: the output of the last layer."""
         return h
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
-        """``norm(h + attn(norm(h)))``, and the same for the MLP: the stream itself is normed."""
+        """``norm(h + attn(norm(h)))``, and the same for the MLP."""
         h = self.add_attention(layer, tap("hook_resid_pre", h), context, tap)
         h = tap("hook_resid_mid", weighted_norm(layer.norm_2, h, tap, "ln1_post"))
         h = self.add_mlp(layer, layer.norm_3, h, tap)
         return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
 
     def add_attention(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
-        """``h + attn(norm(h))``."""
         attention = layer.attn
         n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
         # [batch, pos, heads * d_head] of queries, keys and values, split into heads
@@ -177,7 +172,6 @@ class HuginnAdapter(PublishedModel):
         return h + tap("hook_attn_out", attention.proj(join_heads(z)))
 
     def add_mlp(self, layer: Any, norm: Any, h: Tensor, tap: Tap) -> Tensor:
-        """``h + mlp(norm(h))``."""
         mlp, x = layer.mlp, weighted_norm(norm, tap("hook_mlp_in", h), tap, "ln2")
         pre, linear = mlp.fc(x).chunk(2, dim=-1)  # [batch, pos, d_mlp] each
         return h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
@@ -234,11 +228,10 @@ class HuginnAdapter(PublishedModel):
 
 
 class RetrofittedAdapter(HuginnAdapter):
-    """A Llama that was cut up and trained to loop, as Huginn does, with our addresses.
+    """A Llama that was cut up and trained to loop as Huginn does, with our addresses.
 
-    Its layers are Llama's, and only the last norm precedes the head. The initial state is drawn as
-    Huginn's. OLMo's layers, which norm queries and keys, have the generic adapter
-    (``repeat="transformer.core_block"``).
+    Only the last norm precedes the head. OLMo's layers, which norm queries and keys, have the
+    generic adapter (``repeat="transformer.core_block"``).
 
     Raises:
         InputError: If the model draws noise at each step, or the angles of positions were lost in

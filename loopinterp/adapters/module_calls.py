@@ -26,21 +26,19 @@ if TYPE_CHECKING:
 
     from loopinterp.models.taps import Tap, Taps
 
-Place = tuple[str, int]
-"""The path of a module, and the index of one of its calls."""
+Place = tuple[str, int]  # the path of a module, and the index of one of its calls
 
 
 def is_floats(x: Any) -> bool:
-    """Whether a value is a tensor of floats."""
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
-def first_tensor(tree: Any) -> Tensor | None:
-    """The first tensor of floats in nested tuples, lists and dictionaries; None without any."""
+def _first_tensor(tree: Any) -> Tensor | None:
+    """The first tensor of floats in nested tuples, lists and dictionaries, if any."""
     return next((x for x in tree_flatten(tree)[0] if is_floats(x)), None)
 
 
-def with_first(tree: Any, tensor: Tensor) -> Any:
+def _with_first(tree: Any, tensor: Tensor) -> Any:
     """The same nest with another first tensor of floats."""
     leaves, shape = tree_flatten(tree)
     where = next(k for k, x in enumerate(leaves) if is_floats(x))
@@ -72,7 +70,6 @@ class Call:
 
     @property
     def place(self) -> Place:
-        """Path and index."""
         return self.path, self.index
 
 
@@ -92,7 +89,7 @@ def _flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
 
 @contextmanager
 def same_kernels() -> Iterator[None]:
-    """One way to compute, with hooks on a module or without: attention's fast path is off."""
+    """Turn off attention's fast path, which hooks on a module would change."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -118,22 +115,32 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
         copy = tree_unflatten([_copied(x) for x in leaves], shape)
         given = next((x for x in arguments.values() if is_floats(x)), None)
         at = counts[path], start, next(clock)
-        calls.append(Call(path, *at, arguments, given, copy, first_tensor(copy)))
+        calls.append(Call(path, *at, arguments, given, copy, _first_tensor(copy)))
         counts[path] += 1
 
-    with ExitStack() as stack:
-        for path, module in model.named_modules():
-            if path:
-                pre = module.register_forward_pre_hook(
-                    lambda _, args, kwargs, path=path: enter(path, args, kwargs), with_kwargs=True
-                )
-                post = module.register_forward_hook(
-                    lambda _, args, output, path=path: leave(path, output)
-                )
-                stack.callback(pre.remove)
-                stack.callback(post.remove)
+    with _at_calls({path: x for path, x in model.named_modules() if path}, enter, leave):
         output = run()
     return calls, output
+
+
+@contextmanager
+def _at_calls(
+    modules: Mapping[str, nn.Module],
+    enter: Callable[[str, Any, Any], Any],
+    leave: Callable[[str, Any], Any],
+) -> Iterator[None]:
+    """Call ``enter(path, args, kwargs)`` and ``leave(path, output)`` around each module's calls."""
+    with ExitStack() as stack:
+        for path, module in modules.items():
+            pre = module.register_forward_pre_hook(
+                lambda _, args, kwargs, path=path: enter(path, args, kwargs), with_kwargs=True
+            )
+            post = module.register_forward_hook(
+                lambda _, args, output, path=path: leave(path, output)
+            )
+            stack.callback(pre.remove)
+            stack.callback(post.remove)
+        yield
 
 
 # Examples
@@ -161,8 +168,7 @@ def another_size(inputs: Tensor) -> Tensor:
 
 # Places of hooks
 
-Layout = Literal["batch", "flat", "pos"]
-"""Axes of a tensor: ``[batch, …]``, ``[batch * pos, …]`` or ``[pos, batch, …]``."""
+Layout = Literal["batch", "flat", "pos"]  # [batch, …], [batch * pos, …] or [pos, batch, …]
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,6 @@ class Slot:
         index: The number of the module's calls before it in the loop.
         layer: Its layer, if it is the stream around one.
         axes: Axes of its tensor after the batch, as hooks see it.
-        layout: Order of batch and positions in the module's own tensor.
     """
 
     path: str
@@ -186,7 +191,7 @@ class Slot:
 
 
 def _batch_first(x: Tensor, layout: Layout, batch: int) -> Tensor:
-    """A module's tensor as ``[batch, pos, …]``, as hooks see it."""
+    # From a module's own layout to [batch, pos, …], as hooks see it.
     if layout == "flat":
         return x.unflatten(0, (batch, -1))
     return x.transpose(0, 1) if layout == "pos" else x
@@ -203,8 +208,6 @@ def _as_in_module(x: Tensor, layout: Layout) -> Tensor:
 
 
 class _At(NamedTuple):
-    """A tap on a module's input or output."""
-
     tap: Tap
     component: str
     layout: Layout
@@ -229,8 +232,7 @@ class Watch:
         put: Outputs that replace those of calls.
         take: The call after which the run ends.
         opens: The call after which the calls of a loop are counted; None: the start of the run.
-        inputs: Taps on the inputs of calls, counted from there, with their components; ``outputs``
-            those on outputs.
+        inputs: Taps on the inputs of calls, counted from there; ``outputs`` those on outputs.
         blank: Modules that return their input until all outputs are put, as no later value
             depends on them.
     """
@@ -250,7 +252,7 @@ class Watch:
         self._pending: defaultdict[str, list[int | None]] = defaultdict(list)
 
     def tapping(self, slots: Iterable[Slot], taps: Taps, loop: int, batch: int) -> Watch:
-        """The same, with the taps of a loop that listen, in a run of so many examples."""
+        """The same, with the taps of a loop that listen."""
         inputs: dict[Place, _At] = {}
         outputs: dict[Place, _At] = {}
         for slot in slots:
@@ -262,7 +264,6 @@ class Watch:
 
     @property
     def paths(self) -> set[str]:
-        """The modules that are watched."""
         places = [*self.put, *self.inputs, *self.outputs, *filter(None, (self.take, self.opens))]
         return {path for path, _ in places} | {*self.blank}
 
@@ -280,19 +281,19 @@ class Watch:
         self._inside[path] += 1
         if (at := self.inputs.get((path, index))) is None:
             return None
-        return with_first((args, kwargs), at(first_tensor((args, kwargs))))
+        return _with_first((args, kwargs), at(_first_tensor((args, kwargs))))
 
     def leave(self, path: str, output: Any) -> Any:
         """A forward hook: the output, as the taps leave it or another is put."""
         index, place = self._pending[path].pop(), (path, self.counts[path])
         self.counts[path] += 1
         if index is not None and (at := self.outputs.get((path, index))) is not None:
-            output = with_first(output, at(first_tensor(output)))
+            output = _with_first(output, at(_first_tensor(output)))
         if place in self.put:  # a copy, as the model's code may write into it
-            output, self._left = with_first(output, self.put[place].clone()), self._left - 1
+            output, self._left = _with_first(output, self.put[place].clone()), self._left - 1
         self._is_open = self._is_open or place == self.opens
         if place == self.take:
-            self.taken = first_tensor(output)
+            self.taken = _first_tensor(output)
             raise _Taken
         return output
 
@@ -300,10 +301,10 @@ class Watch:
         """A forward that returns its input until all outputs are put."""
 
         def skip(*args: Any, **kwargs: Any) -> Any:
-            x = first_tensor((args, kwargs))
+            x = _first_tensor((args, kwargs))
             if not self._left or x is None:
                 return forward(*args, **kwargs)
-            return with_first(self.blank[path], x)
+            return _with_first(self.blank[path], x)
 
         return skip
 
@@ -333,26 +334,16 @@ class Modules:
 
 @contextmanager
 def _watching(modules: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
-    with ExitStack() as stack:
-        for path in watch.paths:
-            module = modules[path]
-            pre = module.register_forward_pre_hook(
-                lambda _, args, kwargs, path=path: watch.enter(path, args, kwargs), with_kwargs=True
-            )
-            post = module.register_forward_hook(
-                lambda _, args, output, path=path: watch.leave(path, output)
-            )
-            stack.callback(pre.remove)
-            stack.callback(post.remove)
-            if path in watch.blank:
-                stack.callback(_forward_restorer(module))
-                module.forward = watch.blanked(path, module.forward)
+    watched = {path: modules[path] for path in watch.paths}
+    with ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
+        for path in watch.blank:
+            stack.callback(_forward_restorer(modules[path]))
+            modules[path].forward = watch.blanked(path, modules[path].forward)
         with suppress(_Taken):
             yield
 
 
 def _forward_restorer(module: nn.Module) -> Callable[[], None]:
-    """A function that takes a forward of ours off a module again."""
     before = vars(module).get("forward")
 
     def restore() -> None:

@@ -16,8 +16,7 @@ from loopinterp.models.taps import NO_TAPS, SILENT, Taps
 if TYPE_CHECKING:
     from torch import Tensor
 
-Tapping = Callable[[Watch], Watch]
-"""Adds the taps of a loop to what is watched in a run."""
+Tapping = Callable[[Watch], Watch]  # adds the taps of a loop to what is watched in a run
 
 
 def axes_of(
@@ -117,7 +116,6 @@ class TappedModel(PublishedModel):
     A loop without layers is one layer itself.
 
     Args:
-        published: The model.
         slots: Inputs and outputs of modules in a loop.
         e_axes: Axes of the injected input after the batch; ``state_axes`` those of the state.
         settings: Further arguments of :class:`PublishedModel`.

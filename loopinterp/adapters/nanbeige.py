@@ -11,11 +11,10 @@ from loopinterp.adapters.llama_loops import LlamaLoops
 from loopinterp.core.errors import InputError
 
 _ROTARY = "layers.0.self_attn.rotary_emb"
-_OFF = (
+_OFF = (  # settings of the published code that the released model leaves off
     *("enable_double_loop_split", "skip_loop_final_norm", "enable_hyper_connection"),
     *("enable_depth_attention", "qk_layernorm", "loop_share_kv", "emb_neighbor_num"),
 )
-"""Settings of the published code that the released model leaves off."""
 
 
 class NanbeigeAdapter(LlamaLoops):

@@ -4,11 +4,10 @@ r"""Loops within loops: a slow stack, and a fast one that runs several times bet
     z_L \leftarrow \operatorname{fast}(z_L + (z_H + e)) \quad \text{n times}, \qquad
     z_H \leftarrow \operatorname{slow}(z_H + z_L)
 
-One loop is one slow cycle. Its block holds the layers of the fast cycles, one after the other, and
-then those of the slow stack: ``loops.{t}.blocks.{l}`` is also ``loops.{t}.inner.{s}.blocks.{k}``,
-with s the fast cycle, or their number for the slow stack. The state is ``[z_H, z_L]``, and logits
-are read from the first part. Each part has a hook at the end of the loop, ``hook_z_H`` and
-``hook_z_L``.
+One loop is one slow cycle: the layers of the fast cycles, then those of the slow stack. So
+``loops.{t}.blocks.{l}`` is also ``loops.{t}.inner.{s}.blocks.{k}``, with s the fast cycle, or their
+number for the slow stack. The state is ``[z_H, z_L]`` (hooks ``hook_z_H`` and ``hook_z_L``); logits
+are read from ``z_H``.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class NestedModel(PublishedModel):
 
     @abstractmethod
     def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
-        """From after a layer to before it."""
+        pass
 
     def attribute_after_stack(self, backward: AttributionPass) -> None:
         """From the end of a stack to after its last layer."""
@@ -204,7 +203,6 @@ class HRMTextAdapter(NestedModel):
     Source: ``transformers``, ``models/hrm_text/modeling_hrm_text.py``.
 
     Args:
-        published: The model.
         n_prefix: First positions that attend to one another in both directions, as those with
             ``token_type_ids`` 1 of the published model: an instruction.
 
@@ -263,7 +261,6 @@ class HRMTextAdapter(NestedModel):
         return self.start(e, stored(self.published.model, "z_L_init").to(e.device), e)
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, of so many positions."""
         place = torch.arange(n_pos, device=self.device)
         # [query, key]: earlier positions, and within the prefix all of it.
         seen = (place <= place[:, None]) | (torch.maximum(place, place[:, None]) < self.n_prefix)

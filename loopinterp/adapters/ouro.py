@@ -1,7 +1,5 @@
 r"""Ouro: a looped stack of sandwich-norm layers, with a norm and a gate after each loop.
 
-The head reads logits from the state of any loop, and the gate the probability to stop there.
-
 Source: arXiv 2510.25741, and the published ``modeling_ouro.py``.
 """
 

@@ -28,11 +28,8 @@ from loopinterp.models.run_inputs import spell
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Forward = Callable[[Any, Any], Any]
-"""From a model and its inputs to its logits ``[batch, pos, class]``."""
-
-Block = tuple[str, ...]
-"""Paths of the modules that a model repeats together."""
+Forward = Callable[[Any, Any], Any]  # from a model and its inputs to logits [batch, pos, class]
+Block = tuple[str, ...]  # paths of the modules that a model repeats together
 
 
 class OwnForward(Modules):
@@ -43,7 +40,6 @@ class OwnForward(Modules):
         self._forward = forward
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Its logits."""
         output = self.model(inputs) if self._forward is None else self._forward(self.model, inputs)
         for name in ("logits", "last_hidden_state"):
             output = getattr(output, name, output)
@@ -58,11 +54,10 @@ class OwnForward(Modules):
         return logits
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name."""
         return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
 
     def tensor(self, name: str) -> Tensor:
-        """One of them, loaded if it is offloaded."""
+        """A parameter or buffer, loaded if it is offloaded."""
         path, _, attribute = name.rpartition(".")
         return stored(self.by_path[path], attribute)
 
@@ -93,8 +88,7 @@ class RepeatedLoop:
             ``e`` in the first loop.
         start: Name of the parameter or buffer that is the initial state at every position;
             "zeros" without one; None if the initial state is ``e``.
-        reads_inputs: Whether a loop reads the inputs in other ways than through ``e``, as in a
-            mask of padding.
+        reads_inputs: Whether a loop also reads the inputs directly, as in a mask of padding.
         blank: Repeated modules that may return their input before the state is put in, with an
             output of theirs.
         n_ends: Calls of the state's module in one forward.
@@ -113,11 +107,9 @@ class RepeatedLoop:
     flat: bool = False
 
     def embed(self, native: OwnForward, inputs: Tensor) -> Tensor:
-        """The injected input."""
         return inputs if self.entry is None else native.run(inputs, Watch(take=self.entry))
 
     def initial_state(self, native: OwnForward, e: Tensor, width: int) -> Tensor:
-        """The state before the first loop."""
         if self.start is None:
             return e
         zeros = e.new_zeros(*e.shape[:-1], width)
@@ -150,7 +142,6 @@ class RepeatedLoop:
         return after.unflatten(0, (len(h), -1)) if self.flat else after
 
     def _returned(self, h: Tensor) -> Tensor:
-        """A state as its module returns it."""
         return h.flatten(0, 1) if self.flat else h
 
     def read(self, native: OwnForward, h: Tensor, inputs: Tensor) -> Tensor:
@@ -200,8 +191,7 @@ def record(native: OwnForward, inputs: Tensor) -> Recording:
     """Record a model's own forward, twice on the example and once on another size of it.
 
     Raises:
-        InputError: If it gives other numbers when it is run again, or makes other calls for the
-            other size.
+        InputError: If a second run gives other numbers, or the other size makes other calls.
     """
     (calls, logits), (_, again) = (
         record_calls(native.model, lambda: native.logits(inputs)) for _ in range(2)

@@ -1,8 +1,7 @@
 """Published models with our addresses, hooks, runs and protocol: the base of all adapters.
 
-An adapter computes each layer itself, with a tap at every named activation, from the weights and
-norms of the published module. So hooks have one meaning in all models, every loop has gradients,
-and nothing depends on the forward, masks or caches of the published code.
+An adapter computes each layer itself, from the published weights, with a tap at every named
+activation. So hooks have one meaning in all models, and every loop has gradients.
 """
 
 from __future__ import annotations
@@ -54,10 +53,9 @@ def layer_sites(
     """Components of a layer, in the order they fire.
 
     Args:
-        before: Whether there are norms before attention and MLP (``ln1``, ``ln2``).
-        after: Whether there are norms after them (``ln1_post``, ``ln2_post``), of their output.
-        of_sum: Whether the norms after them are of the sum of their output and the stream.
-        rotary: Whether queries and keys are rotated.
+        before: Whether norms precede attention and MLP (``ln1``, ``ln2``).
+        after: Whether norms follow them (``ln1_post``, ``ln2_post``).
+        of_sum: Whether these norm the sum of output and stream, not the output.
         grouped: Whether keys and values have fewer heads than queries.
         gated: Whether the MLP has a factor beside its activation (``mlp.hook_pre_linear``).
         gate: The kind of the gate on heads (``attn.hook_gate``), if any.
@@ -112,7 +110,7 @@ def rms_norm(
 
 
 def weighted_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
-    """:func:`rms_norm` with the weight of a published norm, and its epsilon by either name."""
+    """:func:`rms_norm` with weight and epsilon of a published norm."""
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
 
     def normed(norm: Any, x: Tensor, _: object, tap: Tap) -> Tensor:
@@ -124,12 +122,10 @@ def weighted_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
 def split_heads(
     x: Float[Tensor, "batch pos width"], d_head: int
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """The features of each head."""
     return x.unflatten(-1, (-1, d_head)).transpose(1, 2)  # via [batch, pos, head, d_head]
 
 
 def join_heads(z: Float[Tensor, "batch head pos d_head"]) -> Float[Tensor, "batch pos width"]:
-    """The features of all heads, side by side."""
     return z.transpose(1, 2).flatten(2)  # heads next to each other in one axis
 
 
@@ -163,7 +159,7 @@ def half_rotation(rotary: Any, n_pos: int, like: PublishedModel) -> tuple[Tensor
 
 
 def need_angles(published: Any, path: str) -> None:
-    """Raise if the ``inv_freq`` of a module of angles was lost in loading."""
+    """Raise if the ``inv_freq`` of a module was lost in loading."""
     angles = stored(published.get_submodule(path), "inv_freq")
     if not bool((angles > 0).all() and (angles.diff() < 0).all()):
         # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
@@ -196,32 +192,24 @@ class PublishedConfig(ShortRepr):
     published: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-ready."""
         return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
 
 
 class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
-    An adapter defines its ``needs``, its site map, and in :meth:`run_embedding`, :meth:`run_loop`
-    and :meth:`run_readout` the computation of its model, past the taps of each place; and, if any,
-    its initial state, the angles of its positions (:meth:`rotation`) and its gate.
+    An adapter defines its ``needs``, its site map, :meth:`run_embedding`, :meth:`run_loop` and
+    :meth:`run_readout`; and, if any, its initial state, the angles of its positions
+    (:meth:`rotation`) and its gate.
 
     Args:
         published: The model of the published code. Its weights are shared, not copied.
-        site_map: The places and sizes of activations.
         settings: Further fields of :class:`PublishedConfig`.
     """
 
-    needs: ClassVar[tuple[str, ...]]
-    """Dotted names of the parts by which an adapter knows its model."""
-
-    several_devices: ClassVar[bool] = True
-    """Whether accelerate may put its layers on several devices."""
-
-    offloads: ClassVar[bool] = True
-    """Whether its weights may be offloaded."""
-
+    needs: ClassVar[tuple[str, ...]]  # dotted names of the parts by which it knows its model
+    several_devices: ClassVar[bool] = True  # accelerate may put layers on several devices
+    offloads: ClassVar[bool] = True  # weights may be offloaded
     published: Any
 
     blocks = unembed = tl_parameters = tl_named_parameters = Absent()
@@ -301,12 +289,10 @@ class PublishedModel(HookedRun):
 
     @property
     def site_map(self) -> SiteMap:
-        """The sites of the model, and their sizes."""
         return self._site_map
 
     @property
     def n_coda(self) -> int:
-        """Layers between the last state and the logits."""
         return self._site_map.n_coda
 
     def cfg_options(self) -> dict[str, Any]:
@@ -319,7 +305,7 @@ class PublishedModel(HookedRun):
         return e
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, of so many positions."""
+        """True where a query may attend, among ``n_pos`` positions."""
         everything = torch.ones(1, n_pos, n_pos, dtype=torch.bool, device=self.device)
         return everything.tril() if self.config.causal else everything
 
@@ -348,7 +334,7 @@ class PublishedModel(HookedRun):
         return AttentionContext(is_causal=self.config.causal, rotation=self.rotation(n_pos))
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of the angles of positions ``[pos, d_head]``; None without any."""
+        """Cosines and sines of the angles of positions ``[pos, d_head]``, if any."""
         return None
 
     def mask_at(

@@ -1,9 +1,8 @@
 """Checkpoints of HRM and TRM, as the published training code saves them.
 
 A run's folder has the settings in ``all_config.yaml`` and, for each saved step, one file of
-``torch.save``: the state dict of the model inside its wrappers, with names such as
-``_orig_mod.model.inner.H_init``. The sizes of the data set are in none of them: its tokens and
-puzzles are counted in the weights, and its length where they tell it.
+``torch.save``: a state dict with names such as ``_orig_mod.model.inner.H_init``. Tokens and puzzles
+of the data set are counted in the weights.
 
 Sources: ``pretrain.py`` of sapientinc/HRM and of SamsungSAILMontreal/TinyRecursiveModels.
 """
@@ -33,7 +32,7 @@ SETTINGS = "all_config.yaml"
 
 
 class _Code(NamedTuple):
-    """An architecture: its plain code, and the published defaults that are others than there."""
+    """An architecture: its plain code, and where the published defaults differ."""
 
     model: Callable[[dict[str, Any]], hrm.ACTWrapper]
     config: type[hrm.HRMConfig]
@@ -55,9 +54,7 @@ _SIZES = (
     *("H_cycles", "L_cycles", "H_layers", "L_layers", "hidden_size", "num_heads"),
     *("halt_max_steps", "expansion"),
 )
-_NEEDED = (*_SIZES, "pos_encodings")
-"""Settings that have no published default, and decide the computation."""
-
+_NEEDED = (*_SIZES, "pos_encodings")  # no published default, and they decide the computation
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -75,8 +72,8 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
 
     Args:
         path: The file of weights, or the folder of a run with one such file.
-        seq_len: Positions of the data set's puzzles. None: as the weights tell, which they do with
-            learned positions or an MLP over positions.
+        seq_len: Positions of the data set's puzzles. None: as learned positions or an MLP over
+            positions tell.
 
     Raises:
         CheckpointError: If a file is damaged, the architecture is another one, or the tensors are
@@ -101,7 +98,7 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
 
 
 def _weights_file(path: Path) -> Path:
-    """The file, or the only file of weights in a folder: names of them have no suffix."""
+    """The file, or the only file of weights in a folder."""
     if not path.is_dir():
         return path
     files = sorted(x for x in path.iterdir() if x.is_file() and _may_be_weights(x))
@@ -195,7 +192,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _rows(weights: dict[str, Tensor], name: str, path: Path) -> int:
-    """The length of a table of embeddings."""
     table = weights.get(f"inner.{name}")
     if table is None or table.dim() != 2:
         fix = f"Restore the file, or the {SETTINGS} that it was saved with."

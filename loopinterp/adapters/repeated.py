@@ -3,9 +3,8 @@ r"""Any model that applies a module, or a list of modules, several times.
 .. math::
     h_{t+1} = \operatorname{block}(h_t, e)
 
-There is no code of ours in a loop. A step runs the model's own forward, puts a state in where the
-first or second loop reads it, and takes the next state out. So masks, positions and injections are
-the model's own, for inputs of any size.
+A step runs the model's own forward, puts a state in where the first or second loop reads it, and
+takes the next state out. So masks, positions and injections are the model's own.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from loopinterp.adapters.repeated_calls import (
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens, need_examples, refuse, spell
+from loopinterp.models.run_inputs import need_examples, spell
 from loopinterp.models.taps import NO_TAPS, Taps
 
 if TYPE_CHECKING:
@@ -46,13 +45,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class InputContext(AttentionContext):
+class _InputContext(AttentionContext):
     """The inputs of a run, for a forward that reads them in every loop."""
 
     inputs: Tensor | None = None
 
-    def select(self, rows: Tensor | slice) -> InputContext:
-        """The inputs of some examples."""
+    def select(self, rows: Tensor | slice) -> _InputContext:
         return self if self.inputs is None else replace(self, inputs=self.inputs[rows])
 
 
@@ -64,7 +62,9 @@ class RepeatedAdapter(TappedModel):
     every module. A module that runs several times in a loop has ``.calls.{k}`` before the hook.
 
     The adapter accepts a model only if, on the example, the next state of the model's own forward
-    follows from each of its states, and its logits from the last one.
+    follows from each of its states, and its logits from the last one. A run costs more than the
+    model's own forward: each loop repeats the layers before the first one, and with an injected
+    input the start of the second.
 
     Args:
         published: The model, in evaluation mode. Its weights are shared, and it is not changed.
@@ -74,9 +74,6 @@ class RepeatedAdapter(TappedModel):
             repeated together. None: modules with weights that one forward calls several times.
         forward: From the model and inputs to logits ``[batch, pos, class]``. None: ``logits``,
             ``last_hidden_state`` or the first such tensor of ``model(inputs)``.
-
-    A run costs more than the model's own forward, as each loop runs the layers before the first one
-    again, and with an injected input also the start of the second loop.
 
     Raises:
         InputError: If no such path exists, or nothing there is called twice; if arguments change
@@ -145,19 +142,14 @@ class RepeatedAdapter(TappedModel):
 
     @property
     def n_coda(self) -> int | None:  # type: ignore[override]
-        """None: what the model's forward does after its loops is unknown."""
-        return None
+        return None  # the layers of the model's forward after its loops are unknown
 
     def check_inputs(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> None:
-        if isinstance(position_offset, torch.Tensor) or position_offset:
-            offset = {"position_offset": position_offset}
-            refuse(offset, "0 for another's model", "Leave it out.")
+        super().check_inputs(inputs, position_offset=position_offset)
         example = self._example
         need_examples(inputs)
-        if example.dtype in TOKEN_TYPES and self.config.d_vocab:
-            check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
         like = isinstance(inputs, torch.Tensor) and inputs.shape[2:] == example.shape[2:]
         if not like or inputs.is_floating_point() != example.is_floating_point():
             expected, fix = f"inputs like the example, {spell(example)}", "Pass such inputs."
@@ -179,7 +171,7 @@ class RepeatedAdapter(TappedModel):
         return replace(context, inputs=inputs)  # type: ignore[call-arg]
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        return InputContext()
+        return _InputContext()
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -261,7 +253,7 @@ def _same(x: object, y: Tensor) -> bool:
 
 @torch.no_grad()
 def _is_causal(native: OwnForward, recording: Recording) -> bool | None:
-    """Whether logits before the last position stay where the last token is another one."""
+    """Whether logits before the last position ignore the last token."""
     inputs, logits = recording.inputs, recording.logits
     if inputs.shape[1] < 2 or logits.shape[1] != inputs.shape[1]:
         return None

@@ -1,8 +1,7 @@
 """Where a model's own forward loops: found by recording its calls, and tested by rerunning it.
 
-The state is the output of one call, once per loop. That the loop is a map of the state, the same
-map each time, is tested: each recorded state is put back into the model's own forward, whose next
-state must be the recorded one.
+The state is the output of one call, once per loop. Each recorded state is put back into the
+forward, whose next state must be the recorded one.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ def block_of(native: OwnForward, calls: Sequence[Call], repeat: str | Sequence[s
 
 
 def _shares_weights(module: nn.Module) -> bool:
-    """Whether a parameter belongs to two modules inside."""
     every = list(module.named_parameters(remove_duplicate=False))
     return len(every) > len(list(module.parameters()))
 
@@ -94,12 +92,11 @@ def as_named(native: OwnForward, block: Block) -> Block:
 
 
 def _inside(native: OwnForward, block: Block) -> set[str]:
-    """Paths of all modules in a block."""
     modules = {id(x) for path in block for x in native.by_path[path].modules()}
     return {path for path, module in native.by_path.items() if id(module) in modules}
 
 
-def loops_of(native: OwnForward, calls: Sequence[Call], block: Block) -> list[list[Call]]:
+def _loops_of(native: OwnForward, calls: Sequence[Call], block: Block) -> list[list[Call]]:
     """The calls inside a block, loop by loop.
 
     Raises:
@@ -164,7 +161,7 @@ class _Search:
         return outputs
 
     def candidates(self) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
-        """Loops that have the model's own states, with these from the initial one on."""
+        """Loops with the model's own states, and these from the initial one on."""
         blank = self.blank()
         # Where the model's own code does not run without its early loops, they are computed.
         for skipped in [blank, {}] if blank else [{}]:
@@ -273,7 +270,7 @@ def find_loop(native: OwnForward, recording: Recording, block: Block) -> Repeate
         InputError: If the state is not the output of one call, the map differs between loops, or
             the logits are no function of the last state.
     """
-    loops = loops_of(native, recording.calls, block)
+    loops = _loops_of(native, recording.calls, block)
     search = _Search(native=native, recording=recording, block=block, loops=loops)
     inputs = recording.inputs
     other = _others(inputs)
@@ -314,7 +311,7 @@ def _others(inputs: Tensor) -> Tensor:
 
 
 def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> InputError:
-    """The error where a loop is no map of a state: the reason is looked for in its calls."""
+    """The error where a loop is no map of a state, with the reason found in its calls."""
     if not any(_is_stream(call.returned) for call in loops[0]):
         got = spell(loops[0][-1].returned)
         expected, fix = "a state [batch, pos, width]", "Name modules that return such a tensor."
@@ -356,7 +353,7 @@ def _same_value(x: Any, y: Any) -> bool:
 def loop_slots(
     native: OwnForward, recording: Recording, loop: RepeatedLoop, *, has_layers: bool = True
 ) -> list[Slot]:
-    """The slots of the modules that run in every loop; of its layers, if it is made of such."""
+    """The slots of the modules that run in every loop; of its layers, if it has any."""
     at = {call.place: call for call in recording.calls}
     first, second = at[loop.ends[0]], at[loop.ends[1]]
     in_loop = {

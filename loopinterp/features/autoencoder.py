@@ -1,4 +1,4 @@
-"""Sparse autoencoders and transcoders: features of an activation, and what they reconstruct."""
+"""Sparse autoencoders and transcoders: features of an activation, and its reconstruction."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-HEADER = "loopinterp.autoencoder"
-"""The entry of a saved file's metadata that describes the autoencoder."""
-
-_EPS = 1e-5  # of SAELens' layer norm
+HEADER = "loopinterp.autoencoder"  # the entry of a saved file's metadata with the settings
 
 
 @settings
@@ -33,15 +30,14 @@ class AutoencoderConfig(Settings):
 
     Attributes:
         d_in: Width of the activation that is read.
-        n_features: Number of features.
         activation: "relu"; "topk"; "jumprelu", also that of a batch-top-k autoencoder after
             training; or "gated".
         k: Features that may be active at once, of "topk".
         d_out: Of a transcoder: the width of the activation that it writes.
-        skip: Whether a transcoder adds a linear map of what it reads.
+        skip: Whether a transcoder adds a linear map of its input.
         subtract_bias: Whether the bias of the decoder is subtracted from the input.
-        normalise: What is done to each input, and undone to its reconstruction.
-        scale_by_norm: Whether features are chosen by "topk" in units of their decoder's norm.
+        normalise: Applied to each input, and undone in its reconstruction.
+        scale_by_norm: Whether "topk" chooses features in units of their decoder's norm.
     """
 
     d_in: PositiveInt
@@ -82,8 +78,6 @@ class SparseAutoencoder(nn.Module):
     The decoder begins with random directions of norm 1, and the encoder is its transpose.
 
     Args:
-        config: Sizes and kind.
-        seed: Of the random directions.
         about: Where it was trained, JSON-ready; saved with it.
 
     Attributes:
@@ -183,7 +177,7 @@ class SparseAutoencoder(nn.Module):
         return self.decode(self.encode(x), x)
 
     def save(self, path: str | Path) -> Path:
-        """Write one self-describing safetensors file; :func:`load_autoencoder` reads it."""
+        """Write one self-describing safetensors file, for :func:`load_autoencoder`."""
         header = {"config": self.config.to_dict(), "about": self.about}
         tensors = {name: x.detach().contiguous() for name, x in self.state_dict().items()}
         write_tensors(path, tensors, {HEADER: json.dumps(header, default=json_default)})
@@ -193,17 +187,15 @@ class SparseAutoencoder(nn.Module):
         return repr(self.config)
 
     def _centred(self, x: Tensor) -> Tensor:
-        """What the encoder reads: normalised, less the bias of the decoder."""
         x = x.to(self.W_enc.dtype)
         if self.config.normalise != "none":
             shift, scale = self._moments(x)
             # SAELens divides by the deviation plus 1e-5, and multiplies by the deviation.
-            x = (x - shift) / (scale + _EPS * (self.config.normalise == "layer_norm"))
+            x = (x - shift) / (scale + 1e-5 * (self.config.normalise == "layer_norm"))
         reads_bias = self.config.subtract_bias and not self.is_transcoder
         return x - self.b_dec if reads_bias else x
 
     def _moments(self, x: Tensor) -> tuple[Tensor | float, Tensor]:
-        """Shift and scale of each activation, as SAELens takes them."""
         if self.config.normalise == "constant_norm_rescale":
             return 0.0, x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
         return x.mean(-1, keepdim=True), x.std(-1, keepdim=True)

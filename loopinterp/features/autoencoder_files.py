@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SETTINGS, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
+# Activation functions by the architectures of SAELens.
 _ACTIVATIONS = {"standard": "relu", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
 _ACTIVATIONS |= {"transcoder": "relu", "skip_transcoder": "relu"}
 _ACTIVATIONS |= {"jumprelu_transcoder": "jumprelu", "jumprelu_skip_transcoder": "jumprelu"}
-"""Activation functions by the architectures of SAELens."""
 
 
 @checked
@@ -37,8 +37,7 @@ def load_autoencoder(path: str | Path) -> SparseAutoencoder:
             autoencoders and its transcoders. Its batch-top-k ones are saved as JumpReLU.
 
     Returns:
-        The autoencoder in the type of the file. ``about`` holds SAELens' metadata, such as
-        ``hook_name``.
+        The autoencoder in the type of the file; ``about`` holds SAELens' metadata.
 
     Raises:
         CheckpointError: If it is missing, damaged, or of another kind.
@@ -82,7 +81,6 @@ def _built(
 
 
 def _of_sae_lens(path: Path, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an autoencoder from those of SAELens."""
     what = f"autoencoder {path}"
     fix = "Load it with SAELens, fold it, and save it again (save_inference_model)."
     if "activation_fn_str" in cfg or not {"architecture", "d_in", "d_sae"} <= cfg.keys():

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-_ROWS_OF_MEAN = 2**16
-
 
 @checked
 def train_autoencoder(
@@ -41,14 +39,10 @@ def train_autoencoder(
     quarters, features that were silent for ``dead_after`` steps start again in the direction of a
     large error. The learning rate falls to 0 in the last fifth.
 
-    This is a small loop of its own, because SAELens needs a TransformerLens before version 4.
-    :func:`load_autoencoder` reads what SAELens trained.
-
     Args:
         activations: Such as ``store.read_tensor(site)`` of one loop of an
             :class:`~loopinterp.models.ActivationStore`, or ``store.stack("state_post")`` with loops
             and rows flattened, for an autoencoder that all loops share.
-        n_features: Number of features.
         k: Features that are active at once.
         batch_size: Rows of a step, drawn at random.
         dead_after: Steps after which silent features start again.
@@ -58,8 +52,8 @@ def train_autoencoder(
     Raises:
         InputError: If activations are no floats, too few, or all equal.
 
-    Source: top-k, arXiv 2406.04093, section 2.3; silent features that start again, Bricken et al.
-    (2023), Towards Monosemanticity, "Neuron resampling".
+    Source: top-k, arXiv 2406.04093, section 2.3; silent features, Bricken et al. (2023), Towards
+    Monosemanticity, "Neuron resampling".
 
     Example:
         >>> signs = torch.eye(4)[torch.arange(256) % 4]  # four features, one active at a time
@@ -74,7 +68,8 @@ def train_autoencoder(
     generator = torch.Generator().manual_seed(seed)
     config = AutoencoderConfig(d_in=rows.shape[1], n_features=n_features, activation="topk", k=k)
     trained = SparseAutoencoder(config, seed=seed, about=about).to(rows.device)
-    some = rows[torch.randint(len(rows), (min(len(rows), _ROWS_OF_MEAN),), generator=generator)]
+    # Mean and scale of at most 65,536 rows.
+    some = rows[torch.randint(len(rows), (min(len(rows), 2**16),), generator=generator)]
     mean = some.float().mean(0)
     scale = (some.float() - mean).square().mean().sqrt()
     if not 0 < float(scale) < float("inf"):

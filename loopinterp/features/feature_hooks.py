@@ -104,7 +104,7 @@ def splice_hooks(
         output: Of a transcoder: the hook point that it writes, in the same layer.
         error: Whether the part that the autoencoder does not reconstruct is kept.
         ablate: Features that are set to 0.
-        steer: What is added to the activation of each named feature.
+        steer: Added to the activation of each named feature.
         positions: Positions that are replaced; all by default.
 
     Raises:
@@ -149,8 +149,6 @@ def site_names(
 
 
 class _Changes:
-    """Features set to 0, and what is added to others."""
-
     def __init__(
         self, autoencoder: SparseAutoencoder, ablate: Sequence[int], steer: Mapping[int, float]
     ) -> None:
@@ -169,7 +167,7 @@ class _Changes:
 
 
 class _Splice:
-    """The two hooks of one loop: what is read, and what is replaced (one site, or two)."""
+    """The two hooks of one loop, on the site that is read and the one that is replaced."""
 
     def __init__(
         self,

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from loopinterp.models.addresses import Index
     from loopinterp.tasks.task import Batch, Task
 
-RARE = 20
-"""Features active at fewer positions, over all loops, have no effective number of loops."""
+RARE = 20  # features active at fewer positions, in all loops, have no effective number of loops
 
 SHARED, OF_LOOP, RANDOM, PCA, MEAN = (
     "shared",
@@ -56,8 +55,8 @@ class FeatureStudy(Result, kind="features"):
         effective_loops_random: Control: features of a random autoencoder.
         fve: Fraction of the variance around the loop's mean that is explained, by dictionary.
         fve_across: The same of an autoencoder trained at one loop on the states of another.
-        fve_recentred: The same if the states are moved to the mean of its own loop before: what is
-            then missing is due to directions, not to the place of the states.
+        fve_recentred: The same after the states are moved to the mean of its own loop; the
+            remaining gap is due to directions.
         cosine_across: Mean cosine of its live directions with the closest of the other loop's
             (trained with another seed, if given; else the diagonal is NaN).
         cosine_control: Control: with the closest of as many differences of states of that loop.
@@ -100,8 +99,7 @@ class FeatureStudy(Result, kind="features"):
     def recovered(self) -> xr.DataArray:
         """Loss recovered against mean ablation, ``[dictionary, loop]``.
 
-        (mean ablation - spliced) / (mean ablation - clean): 1 if the loss is that of the clean run,
-        and 0 if it is that of mean ablation.
+        (mean ablation - spliced) / (mean ablation - clean).
         """
         loss = self.data["loss"].sel(estimate="value", drop=True)
         ablated = loss.sel(dictionary=MEAN, drop=True)
@@ -158,7 +156,7 @@ def feature_study(
 ) -> FeatureStudy:
     """Whether the features of an activation belong to one loop or to all.
 
-    Controls are fitted on half of the examples: mean ablation (of each position), as many principal
+    Half of the examples fit the controls: mean ablation (of each position), as many principal
     components of all loops as features are active, and a random autoencoder (random directions
     around the mean, as many active). Everything is measured on the other half.
 
@@ -304,7 +302,6 @@ def _random_like(
 
 
 def _effective_loops(counts: Int[Tensor, "loop feature"]) -> np.ndarray:
-    """exp of the entropy of each feature's activity by loop; NaN of rare features."""
     p = counts.double() / counts.sum(0).clamp(min=1)
     effective = torch.special.entr(p).sum(0).exp()
     return torch.where(counts.sum(0) >= RARE, effective, torch.nan).cpu().numpy()
@@ -370,7 +367,6 @@ def _live_directions(
 def _top(
     features: Float[Tensor, "loop batch pos feature"], chosen: Sequence[int], n_top: int
 ) -> dict[str, Tensor]:
-    """The examples in which each feature is most active, the strongest first."""
     n_pos = features.shape[2]
     by_place = features.permute(3, 1, 0, 2).flatten(2)  # [feature, batch, loop * pos]
     strongest, place = by_place.max(-1)  # [feature, batch]

@@ -13,17 +13,14 @@ from loopinterp.core.text import percent
 from loopinterp.features.feature_study import MEAN, OF_LOOP, PCA, RANDOM, RARE, SHARED, FeatureStudy
 from loopinterp.figures import LinePanel, Series, heatmap_panels, line_figure, line_panels
 
-ONE_LOOP = 1.5
-"""Features with a smaller effective number of loops count as features of one loop."""
-
+_ONE_LOOP = 1.5  # a feature with a smaller effective number of loops is one of one loop
 _CONTROLS = {RANDOM: "random directions", PCA: "principal components", MEAN: "mean ablation"}
 _NAMES = {SHARED: "shared autoencoder", OF_LOOP: "autoencoder of the loop", **_CONTROLS}
 
 
-def one_loop_share(effective: xr.DataArray) -> float:
-    """The share of features with an effective number of loops below ``ONE_LOOP``."""
+def _one_loop_share(effective: xr.DataArray) -> float:
     known = effective.values[~np.isnan(effective.values)]
-    return float((known < ONE_LOOP).mean()) if len(known) else np.nan
+    return float((known < _ONE_LOOP).mean()) if len(known) else np.nan
 
 
 @findings_of.register
@@ -37,8 +34,8 @@ def _(result: FeatureStudy) -> list[Finding]:
     text = (
         f"A feature of the shared autoencoder is active in {middle:.1f} of {n_loops} loops (median "
         f"effective number); for random directions it is {float(random.median()):.1f}. "
-        f"{percent(one_loop_share(effective))} of features belong to one loop, and "
-        f"{percent(one_loop_share(random))} of random directions."
+        f"{percent(_one_loop_share(effective))} of features belong to one loop, and "
+        f"{percent(_one_loop_share(random))} of random directions."
     )
     findings = [Finding(text, value=f"{middle:.1f} of {n_loops} loops", label="loops of a feature")]
     answers = data["kept_all"].sel({ESTIMATE: "value"})
@@ -82,7 +79,6 @@ def _(result: FeatureStudy) -> list[Figure]:
 
 
 def _activity(result: FeatureStudy) -> Figure:
-    """Shares of activity by loop, features sorted by their mean loop."""
     activity = result.data["activity"]
     share = activity / activity.sum("loop").where(activity.sum("loop") > 0)
     places = xr.DataArray(np.arange(share.sizes["loop"]), dims="loop")
@@ -110,7 +106,6 @@ def _activity(result: FeatureStudy) -> Figure:
 
 
 def _effective(result: FeatureStudy) -> Figure:
-    """Cumulative shares of features by their effective number of loops."""
     grid = np.linspace(1, result.data.sizes["loop"], 101)
     lines = []
     for name, title in (

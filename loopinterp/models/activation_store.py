@@ -1,8 +1,7 @@
 """Activations of many prompts, written to disk in shards, and read without loading them.
 
-A row is one position of one prompt. Each shard is a safetensors file with the rows of some prompts:
-an array for each site, and ``prompt``, ``pos`` and ``token`` of each row. ``index.json`` lists the
-shards, so that a run that was killed goes on with the first one that is missing.
+A row is one position of one prompt. A shard holds some prompts: an array for each site, and
+``prompt``, ``pos`` and ``token`` of each row. ``index.json`` lists the shards.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
 
 _INDEX = "index.json"
 _ABOUT_ROWS = ("prompt", "pos", "token")
+# NumPy's types by those of safetensors; bfloat16, which NumPy lacks, as integers.
 _DTYPES = {"BF16": "<i2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8"}
-"""NumPy's types by those of safetensors; bfloat16, which it has not, as integers."""
 
 
 @torch.no_grad()
@@ -68,8 +67,7 @@ def store_activations(
 ) -> ActivationStore:
     """Run prompts and write their activations to a folder, shard by shard.
 
-    The same call goes on where a killed one ended. Prompts of one length are run together, without
-    padding.
+    The same call resumes after a kill. Prompts of one length are run together, without padding.
 
     Args:
         prompts: Tokens ``[prompt, pos]``, or lists of tokens of any lengths.
@@ -111,9 +109,11 @@ def store_activations(
     n_rows = [len(_positions_of(n, chosen)) for n in lengths.tolist()]
     row_bytes = 8 * len(_ABOUT_ROWS) + nbytes(sites, 1, 1, None, kept_as.itemsize)
     shards = _shards(n_rows, max(1, shard_bytes // row_bytes))
+    # [prompt, pos]: False on padding.
+    there = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
     about = {
         "model": describe_model(model),
-        "prompts": digest_tensors({"tokens": _without_padding(tokens, lengths), "n": lengths}),
+        "prompts": digest_tensors({"tokens": tokens[there], "n": lengths}),
         "sites": [site.name for site in sites],
         "positions": str(chosen),
         "n_loops": n_loops,
@@ -135,7 +135,6 @@ def store_activations(
 
 
 def _positions_of(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor, " kept"]:
-    """The positions that are kept of a prompt of ``n``."""
     places = torch.arange(n)
     try:
         chosen = places if positions is None else places[positions]
@@ -148,7 +147,7 @@ def _positions_of(n: int, positions: slice | Sequence[int] | None) -> Int[Tensor
 
 
 def _shards(n_rows: Sequence[int], most: int) -> list[list[int]]:
-    """First prompt, prompt after the last, and rows of each shard of at most so many rows."""
+    """First prompt, prompt after the last, and rows of each shard of at most ``most`` rows."""
     shards: list[list[int]] = []
     for prompt, n in enumerate(n_rows):
         if not shards or shards[-1][2] + n > most:
@@ -159,10 +158,6 @@ def _shards(n_rows: Sequence[int], most: int) -> list[list[int]]:
 
 def _file(k: int) -> str:
     return f"activations-{k:05d}.safetensors"
-
-
-def _without_padding(tokens: Tensor, lengths: Tensor) -> Tensor:
-    return tokens[torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]]
 
 
 def _begin(folder: Path, about: dict[str, Any], size: int) -> None:
@@ -232,7 +227,6 @@ class ActivationStore:
     """Stored activations, mapped into memory: only what is asked for is read.
 
     Attributes:
-        folder: The folder of :func:`store_activations`.
         n_loops: Loops of the runs.
         sites: The names of the stored sites.
 
@@ -294,7 +288,8 @@ class ActivationStore:
 
         bfloat16 becomes float32, which NumPy has.
         """
-        return _as_numpy(self.read_tensor(site, rows))
+        x = self.read_tensor(site, rows)
+        return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
     def read_tensor(self, site: str, rows: slice | Sequence[int] | None = None) -> Tensor:
         """A site's activations ``[row, …]``, all of them or some rows."""
@@ -353,7 +348,6 @@ class StoredRows(Dataset[Tensor]):
         return self.store.read_tensor(self.site, [int(k)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Tensor]:
-        """The rows of a batch, read together."""
         return [*self.store.read_tensor(self.site, rows)]
 
 
@@ -371,7 +365,3 @@ def _mapped(file: Path) -> dict[str, Tensor]:
             array = array.view(torch.bfloat16) if x["dtype"] == "BF16" else array
             tensors[name] = array.reshape(x["shape"])
     return tensors
-
-
-def _as_numpy(x: Tensor) -> np.ndarray:
-    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()

@@ -1,12 +1,8 @@
 """Addresses (loop, layer, component, head, position), and their names.
 
-A run of T loops over a block of L layers is numbered as in TransformerLens: ``n_prelude`` layers,
-then ``loop * L + layer``, then the coda.
-``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` has the alias
-``loops.{loop}.blocks.{layer}.attn.hook_pattern``; outside the loop, aliases are
-``prelude.{layer}.…`` and ``coda.{layer}.…``. Hooks once per loop are
-``loops.{loop}.hook_state_pre`` and so on; layers of loops inside a loop are also
-``loops.{loop}.inner.{k}.blocks.{layer}.…``.
+TransformerLens' number of a layer, ``blocks.{n_prelude + loop * L + layer}.…``, has the alias
+``loops.{loop}.blocks.{layer}.…``. Other names are ``prelude.{layer}.…``, ``coda.{layer}.…``,
+``loops.{loop}.hook_state_pre`` (once per loop), and ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
 """
 
 from __future__ import annotations
@@ -20,19 +16,11 @@ from typing import Any
 
 from loopinterp.core.errors import HookError, InputError, unknown_name
 
-Sites = Mapping[str, str]
-"""Component -> kind of its tensor, in the order they fire."""
-
-Axes = tuple[int | str, ...]
-"""Axes of an activation after the batch: sizes, or "pos" and "key"."""
-
 Index = int | slice | Sequence[int] | None
-
-LayerKey = tuple[str, int | None, int | None]
-"""Section ("top" outside layers and loops), loop, layer."""
-
-Key = tuple[str, int | None, int | None, str]
-"""A :data:`LayerKey` and a component; independent of the number of loops."""
+Sites = Mapping[str, str]  # component -> kind of its tensor, in the order they fire
+Axes = tuple[int | str, ...]  # of an activation after the batch: sizes, or "pos" and "key"
+LayerKey = tuple[str, int | None, int | None]  # section ("top" outside layers), loop, layer
+Key = tuple[str, int | None, int | None, str]  # a LayerKey and a component
 
 
 class Sections:
@@ -146,7 +134,7 @@ class Address:
 def nbytes(
     addresses: Sequence[Address], batch: int, n_pos: int, n_kept: int | None, itemsize: int
 ) -> int:
-    """Bytes of activations; ``n_kept`` positions remain after a position slice."""
+    """Bytes of activations; see :meth:`Address.shape`."""
     # Thousands of sites have few kinds of axes: the numbers in an activation of each.
     kinds = {address.axes: address for address in addresses}
     sizes = {axes: math.prod(x.shape(batch, n_pos, n_kept)) for axes, x in kinds.items()}
@@ -204,14 +192,12 @@ class AddressBook:
         return component
 
     def has(self, component: str) -> bool:
-        """Whether it is the full or short name of a component."""
         return self._full_component(component) is not None
 
     def at_indices(self, component: str, *indices: int) -> str:
         """The full name of a component of the block at ``(loop, layer)``, or at one index.
 
-        One index is the loop of a component that fires once per loop; of others, the layer of the
-        run, as TransformerLens counts them.
+        One index is the loop of a component that fires once per loop, else the layer of the run.
         """
         component = self.component(component)
         if len(indices) == 2:

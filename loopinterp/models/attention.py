@@ -109,7 +109,7 @@ def attend(
 
     Fused, or in blocks within a window, unless scores or pattern are hooked. Consecutive query
     heads may share a key head. ``turn`` applies rotary angles. A tap may return more rows than it
-    was given.
+    receives.
     """
     q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
     if context.rotation is not None:
@@ -147,7 +147,6 @@ def _scores(
     k: Float[Tensor, "batch head key d_head"],
     context: AttentionContext,
 ) -> Float[Tensor, "batch head query key"]:
-    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where barred."""
     # [batch, head, query, key]; q is scaled first, which is fewer products than scaling scores.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if context.mask is not None:
@@ -167,10 +166,7 @@ def _windowed_attention(
     mask: Float[Tensor, "#block #head query key"],
     window: int,
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
-
-    ``mask`` is a bias for each block, minus infinity on padding and outside the window.
-    """
+    """Attention over the keys of each block, whose ``mask`` is a bias that bars padding too."""
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos
 
@@ -184,8 +180,7 @@ def _windowed_attention(
     return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
 
 
-NEAR = 8
-"""Widest window for which :func:`attend_near` is quicker in a light cone."""
+NEAR = 8  # widest window for which attend_near is quicker in a light cone
 
 
 def attend_near(

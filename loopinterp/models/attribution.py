@@ -6,8 +6,7 @@ linear map of the stream. Its transpose carries the logit's direction back:
 .. math::
     x \mapsto D x + b: \qquad d \cdot (D x + b) = (D^\top d) \cdot x + d \cdot b
 
-So ``logit = direction . stream + the parts so far`` at every place, and the parts sum to the logit.
-TransformerLens' ``logit_attrs`` does this through the final norm only, without its weight.
+At every place, ``logit = direction . stream + the parts so far``.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
     from loopinterp.models.taps import RunReadout
 
-    Read = Callable[[str], Tensor]
-    """An activation of the run, by name or alias."""
+    Read = Callable[[str], Tensor]  # an activation of the run, by name or alias
 
 
 def for_logit_attribution(name: str) -> bool:
@@ -53,7 +51,6 @@ class AttributionPass:
     """
 
     direction: Float[Tensor, "*batch pos d_state"]
-    """``direction . stream here + the parts so far`` is the logit."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class AttributionPass:
     # Parts
 
     def add(self, name: str, logit: Tensor, part: str = "", *, head: int | None = None) -> None:
-        """Record what a part adds to the logit; ``part`` is its kind if other than ``name``."""
+        """Record a part of the logit; ``part`` is its kind if other than ``name``."""
         place = self._place if head is None else {**self._place, "head": head}
         words = {"loop": "loop", "layer": "layer" if "loop" in place else "coda layer"}
         where = [f"{word} {place[axis]}" for axis, word in words.items() if axis in place]
@@ -113,7 +110,7 @@ class AttributionPass:
             self.add(f"head {head}", heads[..., head], "head", head=head)
 
     def _here(self, x: Tensor) -> Tensor:
-        """Weights or a vector, on the device and in the type of the pass."""
+        """On the device and in the type of the pass."""
         return x.to(self.direction.device, self._dtype)
 
     # Maps of the stream

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class MissingActivationError(HookError, UnknownKeyError):
-    """An activation is not in the cache; a KeyError too, for TransformerLens' own code."""
+    """An activation is not in the cache; TransformerLens expects a KeyError."""
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
@@ -64,13 +64,12 @@ _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its 
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
-    """A site's name, and "_grad" if it ended so."""
+    """A site's name, and its "_grad" or ""."""
     site = name.removesuffix("_grad")
     return site, name[len(site) :]
 
 
 def _need_folded(model: Any, method: str) -> None:
-    """Raise if the final norm of a ``LoopedTransformer`` has weights."""
     norm = getattr(model, "ln_final", None)
     weighted = norm is not None and not bool((norm.weight == 1).all())
     if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):
@@ -100,8 +99,8 @@ def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
 class LoopedCache(ActivationCache):
     """Activations of every loop of one run.
 
-    Any TransformerLens name gives ``[batch, …]``; :meth:`stack` adds the loop axis. ``model`` is
-    unrolled (``model.unroll(n_loops)``); ``readout`` is the end of the run.
+    Any TransformerLens name returns ``[batch, …]``; :meth:`stack` adds the loop axis. ``model`` is
+    ``model.unroll(n_loops)``; ``readout`` is the end of the run.
 
     Example:
         >>> import torch
@@ -132,7 +131,7 @@ class LoopedCache(ActivationCache):
         return f"LoopedCache({len(self)} activations of {self.n_loops} loops, {size})"
 
     def _repr_html_(self) -> str:
-        """In a notebook: a row for each kind of activation, with the number of its layers."""
+        # A row for each kind of activation, with the number of its layers.
         kinds: dict[tuple[str, str], list[Tensor]] = {}
         for name, x in self.items():
             kinds.setdefault((re.sub(r"\.\d+(?=\.)", ".*", name), brief(x)), []).append(x)
@@ -152,9 +151,8 @@ class LoopedCache(ActivationCache):
     def __getitem__(self, key: Any) -> Tensor:
         """By full name, alias (``loops.{t}.blocks.{l}.…``), or a component with its indices.
 
-        ``cache["z", loop, layer]`` has the layer of the block; ``cache["state_post", loop]`` is of
-        a component that fires once per loop; ``cache["z", n]`` counts the layers of the whole run,
-        as TransformerLens does. Components have their full or short name.
+        ``cache["z", loop, layer]`` has the layer of the block, ``cache["z", n]`` that of the whole
+        run, as in TransformerLens; ``cache["state_post", loop]`` fires once per loop.
 
         Raises:
             HookError: If there is no such activation, or it was not cached; a KeyError too.
@@ -170,7 +168,7 @@ class LoopedCache(ActivationCache):
             raise self._missing(key) from error
 
     def _full_name(self, key: Any) -> Any:
-        """The full name of an alias or of a component with indices; other keys as they are."""
+        """The full name of an alias or of a component with indices; else the key."""
         book = self.model.addresses()
         if isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda.")):
             site, gradient = _split_gradient(key)
@@ -219,8 +217,8 @@ class LoopedCache(ActivationCache):
     ) -> tuple[Float[Tensor, "part batch pos d_model"], list[str]]:
         """The summands of one loop's stream before its loop norm, with labels.
 
-        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``.
-        Blocks that norm the stream itself (``norm="post"``) raise an ``InputError``.
+        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``. A
+        block with ``norm="post"`` raises an ``InputError``.
         """
         config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
@@ -249,17 +247,16 @@ class LoopedCache(ActivationCache):
     ) -> xr.DataArray:
         """Direct logit attribution: what each writer adds to the logit read after a loop.
 
-        Every norm on the way (of a sublayer's output, the loop, the readout) has its scale fixed to
-        this run's. The logit is then a sum over heads, attention biases, MLPs, injections, norm
-        biases, and the state before ``from_loop``. Effects through later heads and MLPs count as
-        theirs.
+        With the scale of every norm fixed to this run's, the logit is a sum over heads, attention
+        biases, MLPs, injections, norm biases, and the state before ``from_loop``. Effects through
+        later heads and MLPs count as theirs.
 
         Args:
             tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
             incorrect_tokens: Classes whose logits are subtracted, for a logit difference.
             loop: The loop after which the logits are read; the last if None.
             from_loop: The first loop to decompose; only ``loop`` if None. With 0,
-                ``groupby("loop").sum()`` gives the part of each loop.
+                ``groupby("loop").sum()`` is the part of each loop.
 
         Returns:
             ``[component, batch, pos]`` in the order of writing. A component has the coordinates
@@ -359,7 +356,7 @@ class LoopedCache(ActivationCache):
 
     @classmethod
     def load(cls, folder: str | Path, model: LoopHooks) -> LoopedCache:
-        """Read a cache back, for the model it was made with; another is a ``CheckpointError``."""
+        """Read a cache back, for the model it was made with; else a ``CheckpointError``."""
         folder = Path(folder)
         index = read_index(folder)
         if _without_files(index["config"]) != _without_files(model.config.to_dict()):
@@ -382,7 +379,6 @@ class LoopedCache(ActivationCache):
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, key: Any) -> InputError:
-        """The error for an activation that the run has and the cache has not, or for no name."""
         book, parts = self.model.addresses(), key if isinstance(key, tuple) else (key,)
         name = str(next(iter(parts), ""))
         site = _split_gradient(name)[0]

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _CONFIG_FILE, _WEIGHTS_FILE = "config.json", "model.safetensors"
-
-HUB = "hf:"
-"""Prefix of a hub's models."""
+HUB = "hf:"  # prefix of a hub's models
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -47,7 +45,7 @@ class PretrainedMixin(ModelHubMixin):
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, *, push_to_hub: bool = False, **push_options: Any
     ) -> str | None:
-        """Write a model with unchanged layers to a folder; with ``push_to_hub``, also to a hub."""
+        """Write a model with unchanged layers to a folder, and maybe push it to a hub."""
         if not push_to_hub:
             refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
         self._save_pretrained(Path(save_directory))
@@ -68,8 +66,7 @@ class PretrainedMixin(ModelHubMixin):
         """Read a model from a folder or a hub.
 
         Args:
-            pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
-                ``hf:owner/name`` for a model on a hub.
+            pretrained_model_name_or_path: A folder, or ``hf:owner/name`` for a model on a hub.
             dtype: Type to cast the weights to; as saved if None.
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 
@@ -107,10 +104,7 @@ def write_model(
     texts: Mapping[str, str] = MappingProxyType({}),
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write configuration (the model's own if None) and weights.
-
-    ``texts`` go to the weights' metadata.
-    """
+    """Write configuration (the model's own if None), and weights with ``texts`` as metadata."""
     need_plain(model, "a model to be saved", saved=True)
     described: Mapping[str, Any] = model.config.to_dict() if config is None else config
     about = {"config": config_hash(described), **texts}

@@ -12,11 +12,9 @@ from loopinterp.core.errors import MOST_LOOPS, ConfigError
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.models.addresses import SiteMap, norm_sites
 
-_Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
 Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
-_Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 _LayerCount = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -27,22 +25,19 @@ class LoopedTransformerConfig(Settings):
     An ordinary transformer has ``n_loops=1`` and absolute positions.
 
     Attributes:
-        d_model: Width of the stream.
-        n_heads: Attention heads per layer.
         d_vocab_out: Output classes per position.
         d_vocab: Input tokens; set either this or ``d_features``.
         d_features: Width of input feature vectors, embedded by a linear map.
         n_loops: Default number of loops.
-        n_layers: Depth of the tied block.
+        n_layers: Layers of the tied block.
         n_prelude: Untied layers before the loop.
         n_coda: Untied layers after the loop, run once per readout.
-        d_head: Width of a head; ``d_model // n_heads`` if None.
+        d_head: ``d_model // n_heads`` if None.
         d_mlp: Neurons per MLP; ``4 * d_model`` if None.
         act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
-        causal: Whether a position attends only to itself and earlier ones.
         attention_window: Largest distance from query to key (in king's steps on a ``grid``); None:
             any.
-        windowed_heads: Number of heads per layer, from the first, with the window; all if None.
+        windowed_heads: Heads per layer, from the first, with the window; all if None.
         windowed_surround: Whether prelude and coda have the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance), ``abacus`` (index of a digit within its number), ``rotary``, ``fire`` (an
@@ -52,12 +47,11 @@ class LoopedTransformerConfig(Settings):
         relative_window: Clamps distances and offsets (``relative``, ``grid``).
         abacus_target: Where abacus positions are added: the input, or queries and keys.
         abacus_max_offset: Largest random offset in training.
-        abacus_window: Largest distance, in abacus positions, to a digit that is attended to; other
-            tokens count as position 0, and are always seen. None: any.
-        abacus_signs: Whether other tokens than digits have the position before a number's first
+        abacus_window: Largest distance, in abacus positions, to an attended digit; other tokens
+            have position 0, and are always seen. None: any.
+        abacus_signs: Whether tokens other than digits have the position before a number's first
             digit, which is the offset; otherwise 0.
         digit_tokens: Tokens that count as digits for abacus positions.
-        rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
         norm: Place of each sublayer's norm. ``sandwich`` (peri): its input and output. ``gated``:
             its input, with its output scaled by sigmoid(W h + b) of the stream (the output gate of
@@ -73,12 +67,11 @@ class LoopedTransformerConfig(Settings):
         injection_gate: Initial gate of ``gated_output``.
         initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same for the same
             shape), or ``code``: all bits -1, with a ``state_code``.
-        noise_std: Standard deviation of an initial ``noise``.
+        noise_std: Standard deviation of the ``noise``.
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
         init_std: Standard deviation of initial weights; PyTorch's initialisation if None.
-        position_std: That of learned positions; if None, ``init_std``, or else 0.1. PyTorch's
-            initialisation of token embeddings has 1.
+        position_std: That of learned positions; if None, ``init_std``, or else 0.1.
 
     Example:
         >>> config = LoopedTransformerConfig(d_model=64, n_heads=4, d_vocab=6, d_vocab_out=2)
@@ -97,12 +90,12 @@ class LoopedTransformerConfig(Settings):
     n_coda: _LayerCount = 0
     d_head: PositiveInt | None = None
     d_mlp: PositiveInt | None = None
-    act_fn: _Activation = "gelu"
+    act_fn: Literal["relu", "gelu", "gelu_new", "silu"] = "gelu"
     causal: bool = True
     attention_window: NonNegativeInt | None = None
     windowed_heads: PositiveInt | None = None
     windowed_surround: bool = True
-    positions: _Positions = "none"
+    positions: Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"] = "none"
     n_ctx: Annotated[
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
     ] = None
@@ -144,7 +137,7 @@ class LoopedTransformerConfig(Settings):
                 raise ConfigError(name, expected=expected, given=got, fix=f"Change {name}.")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Conditions between settings: name, whether the value fits, the expected one."""
+        """Conditions between settings: name, whether it holds, what is expected."""
         window, heads = self.attention_window, self.n_heads
         one_input = (self.d_vocab is None) != (self.d_features is None)
         yield "d_vocab", one_input, "exactly one of d_vocab and d_features"
@@ -178,12 +171,12 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def head_width(self) -> int:
-        """``d_head``, or ``d_model // n_heads`` if not set."""
+        """``d_head``, or ``d_model // n_heads``."""
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
 
     @property
     def mlp_width(self) -> int:
-        """``d_mlp``, or ``4 * d_model`` if not set."""
+        """``d_mlp``, or ``4 * d_model``."""
         return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
     @property
@@ -193,7 +186,6 @@ class LoopedTransformerConfig(Settings):
         return self.attention_window if bounded else None
 
     def without_window(self) -> LoopedTransformerConfig:
-        """The same without an attention window."""
         return self.replace(attention_window=None, windowed_heads=None, windowed_surround=True)
 
     @property
@@ -202,31 +194,30 @@ class LoopedTransformerConfig(Settings):
         return self.d_vocab is not None
 
     def layers_total(self, n_loops: int) -> int:
-        """``n_prelude + n_loops * n_layers + n_coda``."""
         return self.n_prelude + n_loops * self.n_layers + self.n_coda
 
     @property
     def about_weights(self) -> int:
-        """Number of weights without biases, norms and the like."""
+        """Number of weights without biases and norms."""
         layer = 4 * self.n_heads * self.head_width + 2 * self.mlp_width
         rows = sum(n or 0 for n in (self.d_vocab, self.d_features, self.n_ctx, self.d_vocab_out))
         return self.d_model * (self.layers_total(1) * layer + rows)
 
 
+# Each head's own copy of the stream, as input of queries, keys and values.
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
-"""Each head's own copy of the stream, as input of queries, keys and values."""
 
+# Sites that exist only while a TransformerLens flag is on.
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
     "use_attn_result": ("attn.hook_result",),
     "use_hook_mlp_in": ("hook_mlp_in",),
 }
-"""Sites that exist only while a TransformerLens flag is on."""
 
 
 @lru_cache(maxsize=256)
 def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozenset()) -> SiteMap:
-    """The sites of a ``LoopedTransformer`` with these TransformerLens flags on."""
+    """The sites of a ``LoopedTransformer``, with some TransformerLens flags on."""
     layer = _layer_sites(config, flags)
     opening, closing = {"hook_state_pre": "residual"}, {}
     if config.injection != "none":

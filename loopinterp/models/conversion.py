@@ -49,8 +49,7 @@ def convert_model(
         inputs: Inputs on which both must agree, for ``n_loops`` loops.
         activations: The original's activations on these inputs by name or alias (such as
             ``loops.0.blocks.0.attn.hook_pattern``), to locate a difference inside a loop.
-        tolerance: Largest difference of any number, relative to the largest number of its tensor,
-            or to 1 where that is smaller.
+        tolerance: Largest difference, relative to the larger of 1 and the tensor's largest number.
 
     Raises:
         InputError: If the models differ, with the first place (:func:`first_difference`).
@@ -78,7 +77,7 @@ class Difference:
 
     Attributes:
         site: ``embed``, ``initial_state``, ``loop t``, ``readout after t loops``, or an activation.
-        theirs: The original's number there; its tensor's shape where shapes differ.
+        theirs: The original's number; its tensor's shape where shapes differ.
         place: Index of the number in its tensor; None where shapes differ.
     """
 
@@ -225,7 +224,6 @@ class WithVocabulary(nn.Module):
         return declared(self.model, "d_vocab_out") if self.answers is None else len(self.answers)
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """The model's embedding of its tokens."""
         return self.model.embed(self._own_tokens(inputs))
 
     def initial_state(
@@ -244,11 +242,9 @@ class WithVocabulary(nn.Module):
     def readout(
         self, h: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The model's logits of the task's answers."""
         return self._answers(self.model.readout(h))
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
-        """The model's iteration, with the task's answers."""
         bound = bind(self.model, self._own_tokens(inputs))
         return dataclasses.replace(bound, readout=lambda h: self._answers(bound.readout(h)))
 
@@ -308,8 +304,7 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
 
     .. math:: W_U' = \operatorname{diag}(w) W_U, \qquad b_U' = b_U + b W_U, \qquad w' = 1, \; b' = 0
 
-    TransformerLens' direct logit attribution, which reads along ``W_U`` alone, needs such a model.
-    A tied unembedding becomes untied.
+    TransformerLens' direct logit attribution needs such a model. A tied unembedding becomes untied.
     """
     _need_ours(model, "fold_final_norm")
     if model.ln_final is None:

@@ -81,7 +81,6 @@ def generate(
     Args:
         model: A causal looped model whose answers are its input tokens.
         prompts: Tokens ``[batch, pos]``, or lists of tokens of any lengths.
-        max_new_tokens: New tokens at most.
         n_loops: Loops for each token, or a number for each example; ``model.n_loops`` if None.
         temperature: 0 takes the likeliest token.
         top_k: Sample among the k likeliest tokens.
@@ -91,10 +90,10 @@ def generate(
         stop_token: Token that ends an example, or several.
         attention_mask: 0 where a prompt is padded, on either side, and 1 elsewhere.
         position_offset: Added to abacus positions: one number, or one for each example.
-        fwd_hooks: Temporary hooks, as for ``model.run_with_hooks``; each new position is changed
-            once, and later tokens attend to it as it was changed.
+        fwd_hooks: As for ``model.run_with_hooks``; each new position is changed once, and later
+            tokens attend to the changed one.
         use_cache: False always reruns the whole sequence, and fires hooks on all of it.
-        on_token: Called with each new token of all examples ``[batch]``, as soon as it is chosen.
+        on_token: Called with each new token of all examples ``[batch]``.
 
     Returns:
         The new tokens, as many as the longest answer has; ended examples are filled with the
@@ -135,8 +134,7 @@ def stream_tokens(
 ) -> Generator[Tensor, None, None]:
     """The new tokens of :func:`generate` one by one, as an iterator that may be left early.
 
-    Each is computed when it is asked for, with the hooks that are on then. Arguments and errors are
-    those of :func:`generate`.
+    Each is computed on demand, with the hooks that are on then.
 
     Yields:
         The next token of each example ``[batch]``.
@@ -172,19 +170,17 @@ def generate_by_rule(
     position_offset: int | Int[Tensor, " batch"] = 0,
     use_cache: bool = True,
 ) -> tuple[Int[Tensor, "batch new"], Int[Tensor, "batch new"]]:
-    """Read each new token after a number of loops of its own.
+    """As :func:`generate`; each new token is read after a number of loops of its own.
 
     A rule sees the position that chooses the token, and its state after each loop. All ``n_loops``
     loops run nevertheless, for the keys and values that later tokens read at each loop, as in the
-    published Ouro: nothing is saved, and a token's number of loops changes no other token but
-    through the token itself, and through a coda, which reads the state where its token stopped.
+    published Ouro. A token's number of loops affects other tokens only through the token itself
+    and a coda, which reads the state where its token stopped.
 
     Args:
         rule: An online stopping rule, such as ``GateAbove(model.exit_probability, 0.5,
             cumulated=True)`` of Ouro; or loops for each new token.
         n_loops: Loops that run; ``model.n_loops`` if None.
-        max_new_tokens, temperature, top_k, top_p, seed, stop_token: As for :func:`generate`, like
-            ``attention_mask``, ``position_offset`` and ``use_cache``.
 
     Returns:
         The new tokens, and the loops that each was read after.
@@ -250,13 +246,10 @@ def generate_with_cache(
 
     Position k of the cache is the position whose logits chose new token k: the last of the prompt
     for token 0, then that of each token before. Keys are those of the sequence with all new
-    tokens; a pattern is 0 at keys that were not there yet, scores are minus infinity.
+    tokens; at keys that were not there yet, a pattern is 0 and scores are minus infinity.
 
     Args:
         names_filter, loops, device, dtype: As for ``model.run_with_cache``.
-        max_new_tokens, n_loops, temperature, top_k, top_p, seed, stop_token: As for
-            :func:`generate`, like ``attention_mask``, ``position_offset``, ``fwd_hooks``,
-            ``use_cache`` and ``on_token``.
 
     Returns:
         The new tokens, and their cache ``[batch, new, …]``.
@@ -291,7 +284,7 @@ def generate_with_cache(
 def _sampler(
     device: torch.device, temperature: float, top_k: int | None, top_p: float | None, seed: int
 ) -> Callable[[Tensor], Tensor]:
-    """Chooses a token ``[batch]`` of each example from logits ``[batch, d_vocab_out]``."""
+    """Chooses a token ``[batch]`` from logits ``[batch, d_vocab_out]``."""
     if not temperature:
         fix = "Pass temperature=1.0 to sample."
         refuse({"top_k": top_k, "top_p": top_p}, "none at temperature 0", fix)

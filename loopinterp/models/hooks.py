@@ -1,7 +1,7 @@
 """Strict hooks over all loops: TransformerLens' hooks, with errors for mistakes.
 
-Hooks of ``add_hook`` belong to the model. Those of ``hooks()`` and ``run_with_hooks`` belong to the
-thread that opened them, so two threads may study one model at once.
+Hooks of ``add_hook`` belong to the model; those of ``hooks()`` and ``run_with_hooks`` to the
+thread that opened them.
 """
 
 from __future__ import annotations
@@ -121,8 +121,6 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
 
 
 class _Watched:
-    """A hook function that records whether it fired."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.fired = function, False
 
@@ -138,8 +136,7 @@ class LoopHooks(RunLength, HookedRootModule):
     errors. When the number of loops changes, hooks on the remaining loops stay.
     """
 
-    config: Any
-    """Described in results and caches by ``to_dict()``."""
+    config: Any  # with to_dict(), for results and caches
 
     def __init__(self, n_loops: int) -> None:
         super().__init__()
@@ -152,10 +149,10 @@ class LoopHooks(RunLength, HookedRootModule):
     @property
     @abstractmethod
     def site_map(self) -> SiteMap:
-        """The model's sites and sizes."""
+        pass
 
     def to(self, *args: Any, **options: Any) -> Self:  # type: ignore[override]
-        """As PyTorch has it; a device that is not there is an ``InputError``."""
+        """As in PyTorch; a missing device is an ``InputError``."""
         for place in (*args, *options.values()):
             if isinstance(place, (str, torch.device)) and str(place) != "meta":
                 resolve_device(place)
@@ -192,7 +189,7 @@ class LoopHooks(RunLength, HookedRootModule):
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Raises:
-            HookError: If a name matches nothing, a hook never fired, or one returned another shape,
+            HookError: If a name matches nothing, a hook never fires, or one returns another shape,
                 type or device.
         """
         loops = self._run_loops(n_loops, inputs)
@@ -213,10 +210,9 @@ class LoopHooks(RunLength, HookedRootModule):
         n_kept: int | None = None,
         dtype: torch.dtype | str | None = None,
     ) -> int:
-        """Bytes of a run's cache, without running.
+        """Bytes of the cache of :meth:`run_with_cache`, without running.
 
-        Arguments are those of :meth:`run_with_cache`; ``n_kept`` positions remain after
-        ``pos_slice``.
+        ``n_kept`` positions remain after ``pos_slice``.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -325,7 +321,7 @@ class LoopHooks(RunLength, HookedRootModule):
             raise HookError("model", expected=expected, given=f"one on {on!r}", fix=fix)
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a hook for all threads until ``reset_hooks``, named as in :meth:`run_with_hooks`."""
+        """Add a hook for all threads until ``reset_hooks``; see :meth:`run_with_hooks`."""
         _need_hook_function(hook)
         for address in self.addresses().targets(name):
             point = self._point(address)
@@ -386,7 +382,6 @@ def _carries(point: HookPoint) -> bool:
 
 
 def _need_hook_function(function: Callable[..., Any]) -> None:
-    """Raise unless a function can be called as a hook: ``function(activation, hook=point)``."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a builtin, which tells nothing

@@ -32,8 +32,7 @@ class Iteration(ShortRepr):
 
     Attributes:
         advance: One loop, ``(h, e, context) -> h``.
-        context: Input of a loop beyond ``e``, if any; ``context.select(rows)`` restricts it to
-            examples.
+        context: Input of a loop beyond ``e``, if any; ``context.select(rows)`` selects examples.
         takes_loop: Whether ``advance`` takes the loop's index, as ``loop=``.
     """
 
@@ -62,7 +61,6 @@ class Iteration(ShortRepr):
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
     def loop_argument(self, loop: int | None) -> dict[str, int]:
-        """The loop's index as a keyword argument, if ``advance`` takes it."""
         return {"loop": loop} if self.takes_loop and loop is not None else {}
 
     def at(self, loop: int) -> Iteration:
@@ -73,7 +71,6 @@ class Iteration(ShortRepr):
         return replace(self, advance=partial(self.advance, loop=loop), takes_loop=False)
 
     def select(self, rows: Tensor | slice) -> Iteration:
-        """The iteration of some examples."""
         context = None if self.context is None else self.context.select(rows)
         return replace(self, e=self.e[rows], h0=self.h0[rows], context=context)
 
@@ -132,8 +129,7 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     """Bind a model to its input, by its own ``bind`` if it has one.
 
     Raises:
-        InputError: If, now or later, one of its methods returns anything but floats
-            ``[batch, pos, …]``, or writes into its arguments.
+        InputError: If a method, now or later, breaks the protocol.
         HookError: If hooks are on, which the steps would skip.
     """
     need_model(model)
@@ -162,13 +158,12 @@ def iterate(
 ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
     """The states of a run, one at a time: ``(0, h_0)``, ``(1, h_1)``, … ``(n_loops, h_T)``.
 
-    Each loop runs when its state is requested, with gradients if they are on.
+    Each loop runs when its state is requested, with gradients if they are on. States must be
+    finite.
 
     Args:
         state: Starting state instead of the initial one; loops are counted from it.
         start_at_loop: Index of the first loop; needed with a state if the step takes it.
-
-    States must be finite.
 
     Example:
         >>> from types import SimpleNamespace
@@ -219,7 +214,7 @@ def states_at(
 
 
 def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:
-    """Increasing numbers of loops from 0 or more up to ``most``, checked."""
+    """Numbers of loops, checked to increase from 0 or more up to ``most``."""
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):
@@ -236,7 +231,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
     """Raise if some method of a model is not a function of its arguments alone.
 
     Eight loops are repeated from their states in reverse order, after the model was bound to
-    another input; then one example is run alone and beside another one. Models declared
+    another input; then one example is run alone and beside another. Models declared
     ``repeatable`` (``LoopedTransformer``, adapters) are not tried.
     """
     if declared(model, "repeatable") or not len(inputs):
@@ -281,7 +276,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
 
 
 def _inside(model: Any) -> str:
-    """The class of the model inside vocabulary wrappers."""
+    # The class of the model inside vocabulary wrappers.
     while (wrapped := declared(model, "wrapped")) is not None:
         model = wrapped
     return type(model).__name__

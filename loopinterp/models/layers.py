@@ -34,7 +34,7 @@ def tapped_norm(
     tap: Tap = SILENT,
     name: str = "",
 ) -> Float[Tensor, "*shape d_model"]:
-    """:func:`~loopinterp.models.weights.apply_norm`, past its two hooks."""
+    """:func:`~loopinterp.models.weights.apply_norm`, through its two hooks."""
     scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
     if tap is SILENT or not tap.listens(scale_name, normalized_name):
         return apply_norm(x, weight, bias, eps)
@@ -74,7 +74,6 @@ class Norm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
     ) -> Float[Tensor, "*shape d_model"]:
-        """The normed vector; the tap sees ``scale``, and ``centred / scale``."""
         return tapped_norm(x, self.weight, self.bias, self.eps, tap, name)
 
 
@@ -183,8 +182,6 @@ class Layer(nn.Module):
         return tap("hook_resid_post", h)
 
     def attribute(self, backward: AttributionPass) -> None:
-        """Backward from after the layer to before it."""
-
         def through(name: str) -> None:
             norm = getattr(self, name)
             backward.through_norm(name, norm.weight, norm.bias)

@@ -1,8 +1,7 @@
 """Weights that are placed by accelerate, or quantised: how a run enters modules, and reads them.
 
-``accelerate`` puts a model over several devices (``device_map``) by a hook on each module that
-moves the inputs of its forward, and loads weights that wait on a disk or on the CPU. An adapter
-computes layers and norms itself, so it enters the same hooks, which then do the same.
+``accelerate`` (``device_map``) moves inputs and loads weights in a hook on each module. An adapter
+computes layers and norms itself, so it enters these hooks here.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ if TYPE_CHECKING:
 
 
 def _hooks_of(module: nn.Module) -> list[Any]:
-    """The hooks of accelerate on a module."""
     hook = vars(module).get("_hf_hook")
     return [] if hook is None else list(getattr(hook, "hooks", (hook,)))
 
 
 def execution_device(module: nn.Module) -> torch.device | None:
-    """Where accelerate lets a module compute; None without a hook that says so."""
+    """Where accelerate lets a module compute, if it says so."""
     places = (getattr(hook, "execution_device", None) for hook in _hooks_of(module))
     return next((torch.device(place) for place in places if place is not None), None)
 
@@ -55,10 +53,10 @@ def placed(
     context: AttentionContext | None = None,
     tap: Tap = SILENT,
 ) -> Tensor:
-    """``compute(module, x, context, tap)``, inside the hook of accelerate on the module, if any.
+    """``compute(module, x, context, tap)``, inside accelerate's hook on the module, if any.
 
-    The hook moves ``x`` and the context, and loads weights. Hooks of a run see every activation on
-    the device of ``x``, where the output goes too.
+    The hook moves ``x`` and the context, and loads weights. Taps and output are on the device of
+    ``x``.
     """
     hook = vars(module).get("_hf_hook")
     if hook is None:
@@ -83,7 +81,6 @@ def need_whole_layers(model: nn.Module, *, devices: bool, offload: bool) -> None
     """Raise on a placement that an adapter does not run.
 
     Args:
-        model: A published model.
         devices: Whether it may compute on several devices.
         offload: Whether its weights may wait elsewhere.
     """
@@ -112,7 +109,7 @@ def need_whole_layers(model: nn.Module, *, devices: bool, offload: bool) -> None
 
 
 def stored(module: nn.Module, name: str) -> Any:
-    """A tensor of a module, from where accelerate keeps it if it is offloaded; None without it."""
+    """A tensor of a module, from where accelerate keeps it if offloaded; None without it."""
     x = getattr(module, name, None)
     if isinstance(x, torch.Tensor) and x.device == torch.device("meta"):
         for hook in _hooks_of(module):
@@ -131,8 +128,8 @@ def is_quantised(weight: Any) -> bool:
 def affine(linear: Any, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Weight ``[d_out, d_in]`` and bias of a linear layer, dequantised by the layer itself.
 
-    A layer of quantised weights, of whichever library, maps the unit vectors: its outputs are the
-    columns of the matrix that it multiplies with.
+    A quantised layer, of whichever library, maps the unit vectors: its outputs are the columns of
+    its matrix.
     """
     weight, bias = stored(linear, "weight"), stored(linear, "bias")
     if not is_quantised(weight):
@@ -144,12 +141,7 @@ def affine(linear: Any, dtype: torch.dtype, device: torch.device) -> tuple[Tenso
 
 
 class StoredTensors(Mapping[str, "Tensor"]):
-    """Tensors by name: offloaded ones are read when asked for, quantised ones in their parts.
-
-    Args:
-        model: The model.
-        tensors: Its own, by name.
-    """
+    """A model's tensors by name: offloaded ones are read on demand, quantised ones in parts."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         self._modules, self._tensors = dict(model.named_modules()), dict(tensors)

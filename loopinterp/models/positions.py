@@ -114,7 +114,7 @@ class AttentionContext:
         )
 
     def to(self, device: torch.device | str | int) -> AttentionContext:
-        """The context with its tensors on a device; keys are remembered where they are made."""
+        """The context with its tensors on a device; keys stay where they are made."""
 
         def moved(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to(device)
@@ -266,7 +266,7 @@ def abacus_positions(
 ) -> Int[Tensor, "batch pos"]:
     """Index of each digit within its number, from 1, plus ``offset``.
 
-    Off the digits it is 0, or with ``signs`` the offset: the place before a number's first digit.
+    Other tokens have 0, or with ``signs`` the offset: the place before a number's first digit.
     Source: arXiv 2405.17399, abacus embeddings (without ``signs``).
     """
     known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
@@ -285,7 +285,7 @@ def abacus_bar(
 ) -> Float[Tensor, "batch 1 pos pos"]:
     """Minus infinity to digits more than ``window`` abacus positions away; else 0.
 
-    Other tokens have index 0, as if they stood right before a number's first digit.
+    Other tokens have index 0, the place before a number's first digit.
     """
     query, key = index[:, :, None], index[:, None, :]
     far = (key > 0) & ((query - key).abs() > window)
@@ -336,10 +336,7 @@ def score_mask(
     dtype: torch.dtype,
     width: int | None = None,
 ) -> Float[Tensor, "#block #head query key"]:
-    """The bias on scores of queries and keys at given places; negative keys are barred.
-
-    Places on a grid of ``width`` columns are counted row by row.
-    """
+    """The bias on scores at given places (row by row on a grid); negative keys are barred."""
     # [block, head, query, key]; one head where all see the same.
     allowed = _allowed(query, key, config, width) & (key >= 0)[:, None]
     if bias is None:

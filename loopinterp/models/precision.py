@@ -1,4 +1,4 @@
-"""The precision of a run: the dtype it computes in, and the same weights in float32."""
+"""The precision of a run: its dtype, and the same weights in float32."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from loopinterp.models.iteration import bind
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COARSE = 1e-4
-"""Relative rounding of a state above which a dtype is coarse: float16, bfloat16 and narrower."""
-
 
 def rounding_of(dtype: torch.dtype) -> float:
     """Largest relative change of a state in a loop from the rounding of the state alone."""
@@ -27,11 +24,11 @@ def rounding_of(dtype: torch.dtype) -> float:
 
 def is_coarse(dtype: torch.dtype) -> bool:
     """Whether rounding in this dtype hides what studies of dynamics measure."""
-    return rounding_of(dtype) > _COARSE
+    return rounding_of(dtype) > 1e-4  # float16, bfloat16 and narrower
 
 
 def computing_dtype(state: Tensor) -> torch.dtype:
-    """The coarser one of a state's dtype and, where it is on, autocast's."""
+    """The coarser one of a state's dtype and, if it is on, autocast's."""
     kind = state.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return state.dtype

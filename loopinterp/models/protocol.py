@@ -33,12 +33,12 @@ class LoopedModel(Protocol):
         y_t     = model.readout(h_t)          logits, at any loop
 
     Each method depends on its arguments alone, without randomness. A step that differs between
-    loops (a timing signal, weights per loop) has a parameter ``loop``, the index from 0 on. See
-    also :class:`OptionalProperties`.
+    loops (a timing signal, weights per loop) has a parameter ``loop``, the index from 0 on.
+    :class:`OptionalProperties` says more of a model.
     """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """The input that is injected into every loop."""
+        """The input injected into every loop."""
         ...
 
     def initial_state(
@@ -86,13 +86,13 @@ class OptionalProperties(Protocol):
 
 
 def declared(model: Any, name: str) -> Any:
-    """An optional property: the model's, else its configuration's, else the default."""
+    """The model's property, else its configuration's, else the default."""
     default = getattr(OptionalProperties, name)
     return getattr(model, name, getattr(getattr(model, "config", None), name, default))
 
 
 def takes_loop(model: Any) -> bool:
-    """Whether a model's step has a parameter ``loop``, by declaration or signature."""
+    """Whether a model's step has a parameter ``loop``."""
     declaration = declared(model, "takes_loop")
     if declaration is not None:
         return bool(declaration)
@@ -114,7 +114,7 @@ def own_depth(model: Any) -> int | None:
 
 
 def device_of(model: Any) -> torch.device:
-    """The device of a model's weights; without weights, the CPU."""
+    """The device of a model's weights; the CPU without any."""
     device = getattr(model, "device", None)
     if isinstance(device, torch.device):
         return device
@@ -125,9 +125,9 @@ def device_of(model: Any) -> torch.device:
 def reach(model: Any) -> int | None:
     """Receptive reach: how many positions to the left one loop reads; None: no bound.
 
-    With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone, and ``readout(h)``
-    at ``p`` on ``h[p]``: after ``k`` loops, a change of the state at ``p`` is within
-    ``p … p + r * k``. The injected input may reach farther.
+    With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone: after ``k`` loops,
+    a change of the state at ``p`` is within ``p … p + r * k``. The injected input may reach
+    farther.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -157,14 +157,12 @@ def need_model(model: object) -> None:
 
 
 def need_weights(model: Any) -> None:
-    """Raise on a model on the meta device."""
     if device_of(model) == torch.device("meta"):
         fix = "Call model.to_empty(device='cpu') and load its weights."
         raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
-    """Raise on a step that takes the loop's index."""
     if takes_loop(model):
         expected, got = "a step that is one map for all loops", "one by the loop's index"
         fix = "Wrap it in a model whose step calls model.step(h, e, loop=t) with one t."
@@ -180,17 +178,16 @@ def need_hooks(model: object) -> None:
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
-    """Raise on a model or configuration known to see later positions."""
+    """Raise if a model or configuration is known to see later positions."""
     if declared(model, "causal") is False:
         fix = "Build it with causal=True, or take a task whose inputs hold no answers."
         raise error("model", expected="causal attention", given="causal=False", fix=fix)
 
 
 class CheckedModel:
-    """The four methods of a user's model; each raises where it breaks the protocol.
+    """The four methods of a user's model, which raise where it breaks the protocol.
 
-    It must return floats ``[batch, pos, …]`` and leave its arguments unchanged (by version
-    counters).
+    They must return floats ``[batch, pos, …]`` and leave their arguments unchanged.
     """
 
     def __init__(self, model: Any) -> None:
@@ -234,7 +231,6 @@ class CheckedModel:
     def _checked(
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
-        """A method's output, checked to be floats at every place."""
         shape: list[int] = list(returned.shape) if isinstance(returned, Tensor) else []
         if len(shape) == len(places) + 1 and returned.is_floating_point():
             fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
@@ -253,10 +249,11 @@ def describe_model(model: Any) -> dict[str, Any] | str:
     """A model for a result's provenance: its configuration and the digest of its weights.
 
     Returns:
-        The configuration, or without one the ``class`` and the looped models ``inside`` it; the
+        The configuration, or else the ``class`` and the looped models ``inside`` it; the
         ``loop_rule``, if any; and ``weights_sha256`` of a module.
 
-    Raise if a weight is not finite, hooks are on, or training mode has an effect.
+    Raises:
+        InputError: If a weight is not finite, hooks are on, or training mode has an effect.
     """
     need_weights(model)
     weights: Mapping[str, Tensor] = dict(getattr(model, "named_parameters", tuple)())
@@ -283,7 +280,6 @@ def describe_model(model: Any) -> dict[str, Any] | str:
 
 
 def _without_weights(model: Any) -> dict[str, Any] | str:
-    """A model and the looped models inside it, or the class name."""
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     described: dict[str, Any] = {"class": type(model).__name__} if to_dict is None else to_dict()
     if rule := rule_of(model):
@@ -298,16 +294,12 @@ def _without_weights(model: Any) -> dict[str, Any] | str:
     return described["class"] if bare else described
 
 
-def own_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The saved tensors of a model; of a shared weight, the first name."""
+def every_tensor(model: nn.Module) -> dict[str, Tensor]:
+    """The saved tensors of a model (a shared weight once), and its other buffers."""
     every = dict(model.named_parameters(remove_duplicate=False))
     again = every.keys() - dict(model.named_parameters()).keys()
-    return {name: x for name, x in model.state_dict().items() if name not in again}
-
-
-def every_tensor(model: nn.Module) -> dict[str, Tensor]:
-    """:func:`own_weights` and the buffers that are not saved, which decide the computation too."""
-    return dict(model.named_buffers()) | own_weights(model)
+    saved = {name: x for name, x in model.state_dict().items() if name not in again}
+    return dict(model.named_buffers()) | saved
 
 
 def need_evaluation(name: str, module: nn.Module) -> None:

@@ -39,13 +39,11 @@ _ReturnType = Literal["logits", "state", "states", "all_logits", "loss", "both"]
 class HookedRun(TransformerLensCalls, LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
-    A subclass defines ``site_map`` and the abstract methods, which pass named activations through
-    taps.
+    A subclass defines ``site_map`` and the abstract methods, which pass activations through taps.
     """
 
     repeatable = True
-    keeps_keys = True
-    """Whether its attention keeps keys and values where its context remembers them."""
+    keeps_keys = True  # whether attention keeps keys and values where its context remembers them
 
     # The protocol
 
@@ -92,7 +90,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The iteration over one input; it computes the attention context once and fires no hooks.
 
         Args:
-            inputs: As in :meth:`forward`, with its ``position_offset``.
             checked: Whether tokens and offsets are known to be in range.
             all_pairs: Whether attention covers all pairs of positions, whatever the window.
         """
@@ -129,12 +126,11 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             stop_at_loop: Run only the loops before this one.
             state: State to start from, instead of :meth:`initial_state`.
             position_offset: Added to abacus positions: one number, or one for each example.
-            stop_at_layer: Stop before this layer, in TransformerLens' count, and return the stream
-                there.
+            stop_at_layer: Stop before this layer, in TransformerLens' count, and return the stream.
             return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
-                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, from the initial one
-                on; or ``all_logits``, the readout of each. TransformerLens' ``loss`` is
-                :meth:`loss_fn` of the next tokens, ``both`` logits and loss, None nothing.
+                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``; or ``all_logits``,
+                the readout of each. TransformerLens' ``loss`` is :meth:`loss_fn` of the next
+                tokens, ``both`` logits and loss, None nothing.
             options: Other TransformerLens options, which are refused.
         """
         refuse_options(options)
@@ -175,12 +171,12 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             loops: Keep activations of these loops only.
             pos_slice: Positions to keep (queries, for patterns): int, slice or TransformerLens'
                 Slice.
-            device: Where to keep them.
-            dtype: Type to keep them in.
+            device: Where to keep activations.
+            dtype: Type of the kept activations.
             remove_batch_dim: Drop the batch axis of a batch of one.
             incl_bwd: Also keep gradients of ``loss_fn``; their names end in ``_grad``.
             loss_fn: From the output to a scalar.
-            return_cache_object: False gives a plain dictionary, as in TransformerLens.
+            return_cache_object: False returns a plain dictionary.
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Returns:
@@ -328,7 +324,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     ) -> None:
         """Raise unless the model can read the inputs, on any device.
 
-        On a GPU this waits for other work: check inputs before moving them, then bind them with
+        On a GPU this waits for other work: check inputs before moving them, then bind with
         ``checked=True``.
         """
 
@@ -360,7 +356,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        """The attention context, as far as it depends on the length alone."""
+        """The part of the attention context that depends on the length alone."""
 
     def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         """Vectors added to the embedding of each position, if any."""
@@ -371,7 +367,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         return None
 
     def input_bar(self, inputs: Tensor) -> Float[Tensor, "batch 1 query key"] | None:
-        """Minus infinity where tokens bar attention, else 0, if they do in this model."""
+        """Minus infinity where tokens bar attention, else 0; None if they never do."""
         return None
 
     @abstractmethod
@@ -396,4 +392,4 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        """Logits of a state."""
+        pass

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-"""Types of token tensors; widening them is exact."""
+TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # widen exactly
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,10 @@ class LoopRule:
 
     Attributes:
         shown: Loops of the hook names, layers and blocks that the model shows.
-        of_length: From the number of positions to T(n), the task's required number of loops. None:
+        of_length: From the number of positions to T(n), the required number of loops. None:
             always ``shown``.
         scale: With ``of_length``, the model answers after ``ceil(scale T(n)) + extra`` loops.
-        extra: See ``scale``; may be negative.
+        extra: May be negative.
 
     Example:
         >>> LoopRule(13, of_length=lambda n_pos: n_pos - 1)(5), LoopRule(1)(5)
@@ -55,7 +54,7 @@ class LoopRule:
         return shifted_loops(n_loops, scale=self.scale, extra=self.extra)
 
     def __str__(self) -> str:
-        """In words: ``4``, ``T(n)``, ``ceil(2 T(n)) + 3``."""
+        """``4``, ``T(n)``, ``ceil(2 T(n)) + 3``."""
         if self.of_length is None:
             return str(self.shown)
         scaled = "T(n)" if self.scale == 1 else f"ceil({self.scale:g} T(n))"
@@ -117,11 +116,10 @@ class RunLength:
         return check_loops(self._rule(n_pos))
 
     def _is_set(self, n_loops: object) -> bool:
-        """Whether the caller, not a rule, sets the number of loops."""
         return n_loops is not None or self._rule is None
 
     def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
-        """Raise on layer numbers if the rule gives this run another number of loops."""
+        """Raise on layer numbers if the rule gives this run other loops."""
         if n_loops is not None or loops == self.n_loops or names is None or callable(names):
             return
         for name in flat_names(names, "name of a hook"):

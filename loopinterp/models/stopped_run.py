@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
     from loopinterp.models.protocol import LoopedModel
 
-
-_REST_LOOPS = 8
-"""Loops over which a half-precision state must stay within one rounding to have converged."""
+_REST_LOOPS = 8  # within one rounding: then a half-precision state has converged
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +63,7 @@ class LoopView(ShortRepr):
 
     @cached_property
     def log_probs(self) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """Log-probabilities, at least float32."""
+        """In float32 at least."""
         dtype = torch.promote_types(self.logits.dtype, torch.float32)
         return self.logits.log_softmax(-1, dtype=dtype)
 
@@ -105,8 +103,8 @@ class LoopView(ShortRepr):
     def at_rounding(self) -> Bool[Tensor, "batch pos"]:
         """Whether rounding explains all movement of a position over the last 8 loops.
 
-        So it does if none of the last 8 states is further away than one rounding; a drift leaves
-        that distance. Always False in float32, where movement is resolved.
+        None of the last 8 states is then further away than one rounding; a drift leaves that
+        distance. Always False in float32.
         """
         rests = torch.zeros_like(self.mask)
         if not self.rounding:
@@ -131,18 +129,18 @@ class LoopView(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class TokenView(LoopView):
-    """A view in which rules score each position by itself: the worst of a position is its own."""
+class _TokenView(LoopView):
+    """A view in which rules score each position by itself."""
 
     def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " token"]:
-        """The values of all positions in a row; minus infinity where a position does not count."""
+        """All positions in a row; minus infinity where one does not count."""
         return per_position.masked_fill(~self.mask, -math.inf).flatten()
 
     def constant(self, value: float) -> Float[Tensor, " token"]:
         return super().constant(value)[:, None].expand(self.mask.shape).flatten()
 
     def by_position(self, score: Tensor) -> Float[Tensor, "batch pos"]:
-        """A rule's scores; a rule that scores whole examples gives all positions the same."""
+        """A rule's scores; those of whole examples hold for all positions."""
         if len(score) == self.mask.numel():
             return score.view(self.mask.shape)
         return score[:, None].expand(self.mask.shape)
@@ -152,7 +150,7 @@ class TokenView(LoopView):
 class StoppingRule(Protocol):
     """A score per example and loop, and the tolerance at which to stop.
 
-    A rule that looks back further than one loop has an attribute ``past``, in loops. One that takes
+    A rule that looks back further than one loop has an attribute ``past``, in loops. One that uses
     ``view.worst`` of values per position can also stop each token by itself.
     """
 
@@ -200,7 +198,6 @@ def run_until(
     """Run a looped model until a rule stops each example, without gradients.
 
     Args:
-        inputs: Its input, ``[batch, pos]`` or ``[batch, pos, d_features]``.
         max_loops: Loops after which every example stops; needed if the rule has no end.
         mask: Positions that count for the rule; all by default.
         n_loops: T(n) of each example, for :class:`Oracle`.
@@ -231,10 +228,7 @@ def run_rules(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> Int[Tensor, "rule batch"]:
-    """The loop at which each rule stops each example, from one run of all loops.
-
-    Arguments are those of :func:`run_until`.
-    """
+    """The loop at which each rule stops each example, from one run of all loops."""
     scores = score_loops(model, inputs, rules, max_loops=max_loops, mask=mask, n_loops=n_loops)
     return torch.stack([first_ready(s, r.tolerance) for s, r in zip(scores, rules)])
 
@@ -253,11 +247,11 @@ def score_loops(
 ) -> list[Float[Tensor, "loop batch *pos"]]:
     """The scores of each rule after each loop up to its horizon.
 
-    With ``per_token``, each position has scores of its own: ``[loop, batch, pos]``.
+    With ``per_token``, each position has its own: ``[loop, batch, pos]``.
     """
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
-    kind = TokenView if per_token else LoopView
+    kind = _TokenView if per_token else LoopView
     iteration, view = _first_view(model, inputs, rules, mask, n_loops, kind)
     ends = [rule.horizon(max_loops, n_loops) for rule in rules]
     scores: list[list[Tensor]] = [[] for _ in rules]
@@ -266,7 +260,7 @@ def score_loops(
         for per_loop, rule, end in zip(scores, rules, ends):
             if loop <= end:
                 score = rule.score(view).float()
-                per_loop.append(view.by_position(score) if isinstance(view, TokenView) else score)
+                per_loop.append(view.by_position(score) if isinstance(view, _TokenView) else score)
     return [torch.stack(per_loop) for per_loop in scores]
 
 
@@ -291,7 +285,7 @@ def run_frozen(
     if rule.tolerance is None:
         expected, fix = "an online rule", "Pass a rule with a tolerance."
         raise InputError("rule", expected=expected, given=repr(rule), fix=fix)
-    iteration, view = _first_view(model, inputs, [rule], mask, None, TokenView)
+    iteration, view = _first_view(model, inputs, [rule], mask, None, _TokenView)
     loops = torch.full(view.mask.shape, max_loops, device=view.mask.device)
     running = torch.ones_like(view.mask)
     rule.score(view)  # a rule may keep notes of the initial state
@@ -299,7 +293,7 @@ def run_frozen(
         # [batch, pos, feature]: states of stopped tokens stay.
         moved = iteration.step(view.state, view.loop)
         view = view.next(torch.where(running[..., None], moved, view.state))
-        assert isinstance(view, TokenView)
+        assert isinstance(view, _TokenView)
         ready = view.by_position(rule.score(view).float()) <= rule.tolerance
         stops = running & view.mask & ready
         loops = torch.where(stops, loop, loops)
@@ -348,7 +342,7 @@ def first_view(
     rules: Sequence[StoppingRule],
     kind: type[LoopView] = LoopView,
 ) -> LoopView:
-    """What the rules see of the initial state; later views are its :meth:`LoopView.next`."""
+    """What the rules see of the initial state."""
     past = max(getattr(rule, "past", 1) for rule in rules)
     view = kind(0, h0, mask, n_loops, read, None, past)
     if is_coarse(dtype := computing_dtype(h0)):
@@ -359,7 +353,6 @@ def first_view(
 def _stop_at_first(
     iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int
 ) -> Stopped:
-    """Online: stop at the first score at or below the tolerance."""
     tolerance = rule.tolerance
     assert tolerance is not None
     n_examples, device = view.state.shape[0], view.state.device
@@ -390,7 +383,6 @@ def _stop_at_first(
 
 
 def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int) -> Stopped:
-    """Offline: the earliest loop of least score."""
     n_examples, device = view.state.shape[0], view.state.device
     best = torch.full((n_examples,), math.inf, dtype=torch.float32, device=device)
     loops = torch.full((n_examples,), horizon, device=device)

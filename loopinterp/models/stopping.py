@@ -1,12 +1,10 @@
 """Stopping rules; :func:`~loopinterp.models.run_until` runs a model by one.
 
-A rule scores every example after every loop; lower is readier to stop. *Online* rules have a
-``tolerance``: an example stops at the first score at or below it. *Offline* rules have none: every
-example runs all loops, and the loop of least score is chosen.
-
-In half precision, rules of movement (:class:`ResidualBelow`, :class:`ReadoutKL`,
+A rule scores every example after every loop. *Online* rules stop an example at the first score at
+or below their ``tolerance``; *offline* rules run all loops and choose the loop of least score. In
+half precision, rules of movement (:class:`ResidualBelow`, :class:`ReadoutKL`,
 :class:`AccelerationBelow`) score 0 where rounding explains all movement
-(:meth:`LoopView.at_rounding <loopinterp.models.LoopView.at_rounding>`), whatever the tolerance.
+(:meth:`LoopView.at_rounding <loopinterp.models.LoopView.at_rounding>`).
 """
 
 from __future__ import annotations
@@ -61,7 +59,6 @@ class Fixed:
         return self.n if max_loops is None else min(self.n, max_loops)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Loops left: ``n - t``."""
         return view.constant(float(self.n - view.loop))
 
 
@@ -79,7 +76,6 @@ class Oracle:
         return longest if max_loops is None else min(longest, max_loops)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Loops left: ``T(n) - t``."""
         assert view.n_loops is not None  # horizon() has checked it
         return (view.n_loops - view.loop).float()
 
@@ -97,11 +93,9 @@ class LengthLine(_Rule):
     _least = 0
 
     def loops(self, n_positions: int) -> int:
-        """Loops for ``n_positions``."""
         return max(round(self.slope * n_positions + self.offset), 0)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Loops left: ``T - t``."""
         return view.constant(float(self.loops(view.state.shape[1]) - view.loop))
 
 
@@ -115,7 +109,6 @@ class ResidualBelow(_Rule):
     tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest relative residual."""
         if view.previous is None:
             return view.constant(math.inf)
         moved = _relative((view.state - view.previous.state).float(), view)
@@ -132,7 +125,6 @@ class ReadoutKL(_Rule):
     tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest divergence."""
         if view.previous is None:
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
@@ -209,7 +201,6 @@ class EntropyBelow(_Rule):
     tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest entropy."""
         # Entropy -sum p log p at each position [batch, pos], summed over classes.
         return view.worst(torch.special.entr(view.log_probs.exp()).sum(-1))
 

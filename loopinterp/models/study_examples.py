@@ -88,7 +88,6 @@ def makes_one_loop(model: Any) -> bool:
 
 
 def need_loops(model: Any) -> None:
-    """Raise on a model of one loop."""
     if makes_one_loop(model):
         fix = "Set model.loop_rule = None to loop its block T(n) times."
         raise InputError("model", expected="one that loops", given="a rule of one loop", fix=fix)
@@ -105,8 +104,8 @@ def answered_after(model: Any) -> str:
 def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     """Raise if a model does not fit a task: by its sizes, its own ``task``, or causality.
 
-    With ``inputs``, undeclared output classes are those of its readout. Tasks whose inputs hold
-    their answers need a causal model.
+    With ``inputs``, its readout shows undeclared output classes. Tasks whose inputs hold their
+    answers need a causal model.
     """
     if isinstance(task, TokenByToken):
         need_causal(model)
@@ -146,7 +145,6 @@ def need_classes(model: Any, batch: Batch) -> None:
 
 
 def _need_answers(model: Any, inputs: Tensor) -> None:
-    """Raise on a readout of one number."""
     known = declared(model, "d_vocab_out")
     if (_classes(model, inputs) if known is None else known) == 1:
         what, expected = f"readout of {type(model).__name__}", "two classes or more"

@@ -1,6 +1,6 @@
 """Taps: where a run passes its activations to hooks and recorders.
 
-Nothing that a tap has seen is written in place afterwards, so a cache need not clone.
+Nothing is written in place after a tap has seen it, so a cache need not clone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Tap:
     """The hooks of a layer, a loop, or the top of the model; here, none."""
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
-        """The activation, after the hooks."""
         return x
 
     def listens(self, *components: str) -> bool:
@@ -68,7 +67,6 @@ class Tap:
 
 
 SILENT = Tap()
-"""The tap of a place without hooks."""
 
 
 class ChangingTap(Tap):
@@ -86,7 +84,7 @@ class ChangingTap(Tap):
 
 
 class MovedTap(Tap):
-    """A tap inside a layer on another device: hooks see activations on the device ``home``."""
+    """A tap inside a layer on another device: hooks see activations on ``home``."""
 
     def __init__(self, tap: Tap, home: torch.device) -> None:
         self._tap, self._home = tap, home
@@ -237,7 +235,8 @@ class Recorder:
 def recording_gradients() -> torch.enable_grad:
     """A context with gradients, even under ``torch.no_grad()``.
 
-    Under ``torch.inference_mode()`` it raises an ``InputError``.
+    Raises:
+        InputError: Under ``torch.inference_mode()``.
     """
     if torch.is_inference_mode_enabled():
         expected, fix = "a call outside torch.inference_mode()", "Use torch.no_grad() instead."
@@ -245,8 +244,7 @@ def recording_gradients() -> torch.enable_grad:
     return torch.enable_grad()
 
 
-_ALWAYS_FITS = 64 * 1024**2
-"""Bytes of a cache that is not checked."""
+_ALWAYS_FITS = 64 * 1024**2  # bytes of a cache that is not checked
 
 
 def need_room(size: int, device: torch.device) -> None:
@@ -265,7 +263,7 @@ def _spell_bytes(number: int) -> str:
 def _free_bytes(device: torch.device) -> int | None:
     """Free bytes on a device, if known.
 
-    On a GPU, including PyTorch's reserve; on a CPU, within the limits of this process's control
+    PyTorch's idle reserve on a GPU is free too; a CPU has the limits of this process's control
     groups.
     """
     if device.type == "cuda":

@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"tokens\.(\d+)\.(.+)")
 
 
 def _take(x: Tensor, axis: int, places: Int[Tensor, " batch"]) -> Tensor:
-    """One position of each example, which stays as an axis of size 1: a copy."""
+    """One position of each example, as an axis of size 1: a copy."""
     return x.movedim(axis, 1)[torch.arange(len(x), device=x.device), places][:, None].movedim(
         1, axis
     )
@@ -82,7 +82,7 @@ class RecomputedRun:
     def choices(
         self, n_new: int, choose: Callable[[Tensor], Tensor], stops: list[int]
     ) -> Generator[Int[Tensor, " batch"], None, None]:
-        """The new tokens, one of each example at a time, until all have ended."""
+        """The new tokens, one of each example at a time."""
         rows, last = self.rows, self.lengths - 1
         longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)
         going = torch.ones_like(rows, dtype=torch.bool)
@@ -101,7 +101,6 @@ class RecomputedRun:
             yield token
 
     def hooks(self, fwd_hooks: Iterable[Any]) -> Any:
-        """A context in which the hooks are on."""
         if not (pairs := [*fwd_hooks]):
             return nullcontext()
         if not isinstance(self.model, HookedRun):
@@ -147,7 +146,7 @@ class RecomputedRun:
         return hook_one
 
     def places(self, number: int) -> Int[Tensor, " batch"] | None:
-        """Where the run in progress has the position of a new token; None if it has not."""
+        """Where the run in progress has the position of a new token, if it has."""
         return self.lengths - 1 + number if number <= self.number else None
 
     def _taps(self) -> Taps:
@@ -291,8 +290,7 @@ class CachedRun(RecomputedRun):
 class TokenStops:
     """The state that each new token is read from: where a rule stops its position.
 
-    Attributes:
-        loops: Loops of each new token, ``[batch]`` each.
+    ``loops`` has those of each new token, ``[batch]`` each.
     """
 
     def __init__(self, rules: Sequence[StoppingRule], n_loops: int, *, reads: bool) -> None:
@@ -356,14 +354,12 @@ class TokenRecorder(Recorder):
         return _take(x, axis, places)
 
     def end_token(self) -> None:
-        """Keep the state and the logits of the run that has ended."""
         state, logits = self.last or (None, None)
         assert state is not None and logits is not None
         self.states.append(self._of_token(state, -2).to(device=self._device))
         self.read.append(self._of_token(logits, -2).to(device=self._device))
 
     def cache(self) -> LoopedCache:
-        """The cache of all new tokens ``[batch, new, …]``."""
         activations = {}
         for address, parts in self.parts.items():
             assert address.pos_axis is not None

@@ -47,9 +47,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     """A transformer :class:`~loopinterp.models.LoopedModel`, hooked at every loop.
 
     A run of T loops over a block of L layers shows T * L hooked views of one set of weights, under
-    TransformerLens' names (see :mod:`loopinterp.models.addresses`).
-
-    ``seed`` is that of the initial weights.
+    TransformerLens' names (see :mod:`loopinterp.models.addresses`). ``seed`` draws the weights.
 
     Example:
         >>> import torch
@@ -110,11 +108,10 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def site_map(self) -> SiteMap:
-        """The model's sites and sizes."""
         return site_map_of(self.config, self._flags)
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, in a sequence of ``n_pos`` positions."""
+        """True where a query may attend, among ``n_pos`` positions."""
         return attention_mask(self.config, n_pos, device=self.device)
 
     @property
@@ -142,7 +139,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def local_step(self) -> bool:
-        """Whether a step needs neither places nor tokens, and so runs on some positions alone."""
+        """Whether a step of some positions needs neither places nor tokens."""
         return not self._reads_tokens and self.config.positions not in ("fire", "grid")
 
     @property

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needs:
-    """The settings that a TransformerLens method needs, in words, with an alternative.
-
-    ``settings`` holds the allowed values of each.
-    """
+    """Settings that a TransformerLens method needs: allowed values, with words for the error."""
 
     expected: str
     fix: str
@@ -66,11 +63,8 @@ EDGES = replace(
 
 
 class TransformerLensCalls(nn.Module):
-    """TransformerLens' calls that need no weights."""
-
     config: Any
-    task: Any = None
-    """The task it was trained on, if known."""
+    task: Any = None  #: the task it was trained on, if known
 
     @property
     def cfg(self) -> TransformerBridgeConfig:
@@ -107,7 +101,7 @@ class TransformerLensCalls(nn.Module):
         """Cross-entropy of each next token in nats, ``-log p(x_{i+1} | x_0 … x_i)``, or its mean.
 
         Args:
-            tokens: Its inputs ``[batch, pos]``.
+            tokens: The inputs ``[batch, pos]``.
             attention_mask: Must be None: runs have no padding.
 
         Raises:
@@ -180,7 +174,7 @@ class Absent:
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raise on the first option that this package lacks."""
+    """Raise on the first option."""
     instead = {  # of options whose absence alone would change the numbers
         "attention_mask": "Leave padding out, or run examples of each length by themselves.",
         "past_kv_cache": "Use model.generate, which keeps keys and values.",

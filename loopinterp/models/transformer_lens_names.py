@@ -96,8 +96,6 @@ class _HeadLabels(list[str]):
 
 
 def _stacked(part: str, name: str) -> property:
-    """Weights of all layers; the block's once per loop."""
-
     def stacked(self: Any) -> Tensor:
         return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
 
@@ -105,7 +103,7 @@ def _stacked(part: str, name: str) -> property:
 
 
 class TransformerLensNames(HookedRun):
-    """Names that TransformerLens' caches, patching and attribution look up."""
+    """Names for TransformerLens' caches, patching and attribution."""
 
     embedding: nn.Module
     position_embedding: nn.Embedding | None
@@ -222,7 +220,6 @@ class TransformerLensNames(HookedRun):
         return iter(self.tl_parameters().items())
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
-        """Number and view of every layer with this part."""
         return list(enumerate(self.blocks)) if submodule in ("ln1", "attn", "ln2", "mlp") else []
 
     def tl_parameters(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Linear maps and norms; detection of changed layers.
 
 A run calls its layers, so adapters, hooks, parametrisations and pruning masks take effect. Code
-that reads weights would skip them, and checks here first.
+that reads weights instead checks here first.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ def apply_norm(
 
 
 _Change = Literal["wrapped", "placed", "hooked", "parametrised", "missing", "tensors"]
-"""How a layer differs from its configuration's."""
-
 _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
@@ -79,9 +77,9 @@ def change_of(layer: nn.Module) -> _Change | None:
 def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
     """The layer, if its output is that of the weights it shows; else raise.
 
-    Parametrised layers make them at reading, pruned ones in a hook before each call. With
-    ``uncalled``, the weights replace a call, so hooks are refused too. A layer that accelerate has
-    placed shows its weights while it is entered (``placement.placed``).
+    Parametrised layers compute their weights when read, pruned ones in a hook before each call.
+    With ``uncalled``, the weights replace a call, so hooks are refused too. A layer placed by
+    accelerate shows its weights only inside ``placement.placed``.
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
@@ -163,6 +161,5 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, _Change]]:
 
 
 def _alike(module: nn.Module, twin: nn.Module) -> bool:
-    """Whether a module is of the twin's kind."""
     kinds = (LinearMap, nn.Linear) if type(twin) is LinearMap else (type(twin),)
     return type(module) in kinds and vars(module).get("act_fn") is vars(twin).get("act_fn")

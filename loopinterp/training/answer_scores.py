@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-_TOLERANCE = 0.01
-"""Exact match to give up for slack, or for the steeper of two lines."""
+_TOLERANCE = 0.01  # exact match to give up for slack, or for the steeper of two lines
 
 
 class Scores(NamedTuple):
@@ -190,9 +189,7 @@ def calibrate_stopping(
 
     Finds the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on each
     distribution and on the worst of them at each length. Of those best on the worst, it returns the
-    steepest.
-
-    It uses right answers of training lengths, but neither T(n) nor other lengths.
+    steepest. T(n) is not used.
 
     Args:
         lengths: At least two problem lengths seen in training.

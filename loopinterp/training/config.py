@@ -62,12 +62,12 @@ def _kind_of_model(value: Any) -> str:
     return option(1 if adapted else 0)
 
 
-AnyModelConfig = Annotated[
+# That of an adapted model has an architecture.
+_AnyModelConfig = Annotated[
     Annotated[LoopedTransformerConfig, Tag(option(0))]
     | Annotated[AdaptedModelConfig, Tag(option(1))],
     Discriminator(_kind_of_model),
 ]
-"""A model's configuration; that of an adapted model has an ``architecture``."""
 
 
 @settings
@@ -81,7 +81,7 @@ class _ModelAndTask(WithConflicts):
     """
 
     task: str
-    model: AnyModelConfig
+    model: _AnyModelConfig
     task_settings: dict[str, Any] = field(default_factory=dict)
     distribution: str | None = None
     data_sha256: dict[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class _ModelAndTask(WithConflicts):
 
     @property
     def has_same_data(self) -> bool:
-        """Whether the task's files are those that the run began with."""
+        """Whether :meth:`need_same_data` passes."""
         try:
             self.need_same_data()
         except InputError:
@@ -143,7 +143,7 @@ class GivenModelConfig(_ModelAndTask):
         origin: Where it comes from; continues "The model was".
         depth: Its number of loops at any length (1 for an ordinary transformer); T(n) if None.
         loop_scale: Without a depth, it answers after ``ceil(loop_scale T(n)) + extra_loops``.
-        extra_loops: See ``loop_scale``; may be negative.
+        extra_loops: May be negative.
         weights_sha256: Digest of its weights; None in runs of earlier versions.
     """
 
@@ -161,7 +161,7 @@ _BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 @settings
 class ObjectiveConfig(WithConflicts):
-    """Which loops the loss is taken at.
+    """The loops that the loss is taken at.
 
     Attributes:
         kind: ``last`` (the last loop), ``step_dependent`` (each example at its T(n)),
@@ -171,9 +171,9 @@ class ObjectiveConfig(WithConflicts):
         least_loops: The fewest loops that ``drawn`` draws.
         loop_scale: Factor of T(n), rounded up: ``loop_scale=2, extra_loops=3`` gives 2 T(n) + 3.
         extra_loops: Loops added to that, in training and in the run's model; at least one is left.
-        hold_loops: ``step_dependent``: a share of the examples is read again, up to this many loops
-            after T(n), so that the answer has to be kept.
-        hold_share: That share.
+        hold_loops: ``step_dependent``: some examples are read again, up to this many loops after
+            T(n), so that the answer has to be kept.
+        hold_share: Their share.
         due_share: ``step_dependent``: share of the examples read again after a random number of
             loops in 1..T(n), for the answers due by then: an answer with k others after it is due k
             loops before T(n).
@@ -210,7 +210,7 @@ class ObjectiveConfig(WithConflicts):
 
 @settings
 class CurriculumConfig(WithConflicts):
-    """Which problem lengths are drawn: n uniform in ``min_n .. M``, where M may grow.
+    """Problem lengths in training: n uniform in ``min_n .. M``, where M may grow.
 
     Attributes:
         kind: ``accuracy`` (M grows when the running accuracy passes ``threshold``), ``interval``
@@ -255,7 +255,7 @@ class CodeConfig(WithConflicts):
         noise: Initial standard deviation of the noise on soft signs.
         random_everywhere: Share of examples with random initial bits at every position, so that an
             answer cannot rely on the initial state.
-        random_somewhere: Share of examples with random initial bits at a tenth of the positions.
+        random_somewhere: The same at a tenth of the positions.
     """
 
     hard: Share = 0.0
@@ -304,7 +304,7 @@ class OptimiserConfig(Settings):
 
 @settings
 class SnapshotConfig(WithConflicts):
-    """After which steps the averaged weights are kept, for studies of training.
+    """Steps after which the averaged weights are kept, for studies of training.
 
     Attributes:
         kind: ``none``, ``even`` (every ``every`` steps), ``log`` (1 and each next step ``ratio``
@@ -349,7 +349,6 @@ class TrainingConfig(_ModelAndTask):
             positions.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
         log_every: Steps per line of metrics.
-        snapshots: After which steps the averaged weights are kept (:meth:`Run.model_at`).
         device: ``auto`` is the GPU if there is one, decided when the run starts.
         precision: ``bf16`` is for autocast.
         threads: CPU threads while training; None keeps PyTorch's number.

@@ -108,7 +108,6 @@ class EvaluationResult(Result, kind="evaluation"):
 
 
 def nearest_extra_loop(result: Result) -> int:
-    """The number of extra loops closest to 0."""
     return min(result.data["extra_loop"].values.tolist(), key=abs)
 
 
@@ -142,12 +141,9 @@ def evaluate(
     A model with a ``loop_rule`` is read by it (an ordinary transformer after 1 loop). Tasks
     answered token by token are scored in one pass over the right answers: exact match is that of
     greedy generation up to the end token, bit accuracy and perplexity are of the next token after
-    right ones.
-
-    The examples are never those of training, whatever the seed.
+    right ones. The examples are never those of training, whatever the seed.
 
     Args:
-        model: Any looped model; the examples are moved to its device.
         distributions: Input distributions; all of the task if None.
         extra_loops: Loops relative to T(n); may be negative.
         loops: Absolute numbers of loops, such as ``[1, 2, 4, 8, 16, 32]``.
@@ -300,7 +296,7 @@ def operand_grid(
         model: Any looped model that does not see answers in its input.
         task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
         to: N.
-        n_samples: Examples in each cell, drawn independently of other cells.
+        n_samples: Examples in each cell.
         unfinished: A file of finished cells, from which an interrupted grid resumes with the same
             numbers. Remove it once the result is saved.
     """

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 
 _BASELINES = (ORACLE, BEST, ANY)
-
-_GREATEST = 1e6
-"""Larger perplexities are drawn at this value."""
-
+_GREATEST = 1e6  # larger perplexities are drawn at this value
 _NAMES = {
     "uniform": "random inputs",
     "chain": "full carry chains",
@@ -90,7 +87,6 @@ def _by_n(values: xr.DataArray) -> list[Series]:
 
 
 def _by_rule(values: xr.DataArray) -> list[Series]:
-    """A line for each stopping rule; baselines are controls."""
     rules = values["rule"].values.tolist()
     return [Series.of(k, values.sel(rule=k), control=k in _BASELINES) for k in rules]
 
@@ -139,14 +135,12 @@ def unmeasured(not_judged: Sequence[str]) -> str:
 
 
 def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
-    """The distributions that have the lowest share, in words."""
     if len(names) > 1 and len(lowest.distributions) == len(names):
         return "the same on all"
     return ", ".join(map(readable, lowest.distributions))
 
 
 def _has_one_answer(result: EvaluationResult, distribution: str) -> bool:
-    """Whether one constant answer is right."""
     constant = result.data["constant_exact_match"].sel(distribution=distribution)
     return bool(constant[-1] >= 0.99)  # at the greatest length
 
@@ -175,7 +169,6 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
 
 
 def _stopping(result: EvaluationResult) -> Finding:
-    """Exact match under rules without T(n), in the worst cell of each."""
     exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
     worst = exact.min(["distribution", "length"]).to_series()  # by rule
     rules = worst.drop([name for name in _BASELINES if name in worst.index])
@@ -322,7 +315,6 @@ def _when_to_stop(result: EvaluationResult) -> Figure:
 
 
 def _rules_on_the_curve(result: EvaluationResult) -> Figure:
-    """Exact match by loop at the greatest length, with each rule's stop."""
     longest = result.data["length"].values.tolist()[-1]
 
     def points(cell: xr.Dataset) -> list[Series]:

@@ -79,8 +79,7 @@ def train_finite(
         fewest_bits: Lower limit of bits; there are always enough for the task's answers.
 
     Returns:
-        All stages in the order of training, including those that did not learn; see
-        :func:`smallest_stage`.
+        All stages in the order of training; see :func:`smallest_stage`.
     """
     if config.model.state_code is None:
         expected = "a number of bits, for a finite-state model"
@@ -145,7 +144,6 @@ def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> Training
 
 
 def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    """Continue from a stage with random initial bits."""
     drawn = {"random_everywhere": 0.4, "random_somewhere": 0.4}
     return _tuned(config, before, n_bits).replace(
         steps=_STEPS_FROM_ANYWHERE,
@@ -180,7 +178,6 @@ def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> Finite
 
 @torch.no_grad()
 def _count_cells(model: LoopedTransformer, inputs: Int[Tensor, "batch pos"]) -> int:
-    """Pairs of token and state in clean runs, initial states included."""
     states = model(inputs, return_type="states")  # [loop, batch, pos, d_model]
     tokens = inputs.expand(len(states), -1, -1)[..., None].to(states)
     return len(torch.cat([tokens, states], dim=-1).flatten(0, 2).unique(dim=0))
@@ -195,7 +192,6 @@ def _stage(config: TrainingConfig, out: Path, *, progress: bool, resume: bool) -
 
 
 def _lowest(model: LoopedTransformer, task: Task, cutoff: int) -> dict[int, float]:
-    """By length, the lowest exact match over the task's distributions."""
     lengths = [cutoff * times for times in _TIMES]
     found = evaluate(model, task, lengths, n_samples=_EXAMPLES)
     return {n: found.lowest(n).share for n in lengths}

@@ -78,9 +78,9 @@ def train(
         out: The run's folder.
         resume: Whether a run in the folder is resumed; it is never overwritten.
         on_log: Called with the step and its metrics (``loss``, ``exact_match``, ``longest_n``,
-            ``lr``, ``grad_norm``) for each line of ``metrics.jsonl``, in the first process;
-            :func:`log_to` makes one for TensorBoard, wandb or trackio. A resumed run calls it again
-            for steps after its checkpoint. An error that it raises ends the training.
+            ``lr``, ``grad_norm``) for each line of ``metrics.jsonl``, in the first process, such
+            as :func:`log_to`. A resumed run calls it again for steps after its checkpoint. An error
+            that it raises ends the training.
 
     Raises:
         InputError: If the folder holds another run or is being trained in, or the loss or a weight
@@ -211,7 +211,6 @@ class _Part:
             write_model(self.trainer.averaged_model(), folder, self.seal().texts())
 
     def seal(self) -> Seal:
-        """The seal of the lines on disk."""
         assert self.file is not None
         self.file.flush()
         os.fsync(self.file.fileno())

@@ -18,8 +18,7 @@ from loopinterp.models.run import HookedRun
 if TYPE_CHECKING:
     from torch import Tensor
 
-Scored = tuple[list[int], list[int]]
-"""Tokens that are read, and the last of the tokens after them, which are scored."""
+_Scored = tuple[list[int], list[int]]  # tokens that are read, and those after them that are scored
 
 
 @checked
@@ -39,8 +38,7 @@ def lm_eval_model(
         tokenizer: A tokenizer of transformers, or any object with ``encode(text,
             add_special_tokens=False)``, ``decode(tokens)``, ``bos_token_id`` and ``eos_token_id``.
         n_loops: Loops for each token; ``model.n_loops`` if None.
-        batch_size: Texts in a forward pass, padded on the right, where a causal model does not
-            look.
+        batch_size: Texts in a forward pass, padded on the right.
         max_length: Most tokens of a forward pass; the model's context if it has one. Longer
             texts lose their beginning, or are scored in parts where lm-eval asks for that.
         max_new_tokens: New tokens at most, where a task does not say.
@@ -100,12 +98,11 @@ class LanguageScores:
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as text, by the tokenizer's template."""
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
         return self.tokenizer.apply_chat_template(chat_history, **options)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether greedy decoding gives it."""
+        """Log-probability of each continuation, and whether it is the greedy one."""
         return self._score([self._pair(*request.args) for request in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
@@ -121,7 +118,7 @@ class LanguageScores:
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _pair(self, context: str, continuation: str) -> Scored:
+    def _pair(self, context: str, continuation: str) -> _Scored:
         """Spaces at the end of a context belong to the continuation, as in lm-eval."""
         bare = context.rstrip()
         before = self._tokens(bare) if bare else []
@@ -131,7 +128,7 @@ class LanguageScores:
             raise InputError("requests", expected=expected, given=str(len(scored)), fix=fix)
         return before or [self.first], scored
 
-    def _parts(self, tokens: list[int]) -> Iterator[Scored]:
+    def _parts(self, tokens: list[int]) -> Iterator[_Scored]:
         """Each token once; the last part reads as much as fits."""
         read, length = [self.first, *tokens], self.max_length or len(tokens)
         for start in range(0, len(tokens), max(length, 1)):
@@ -140,7 +137,7 @@ class LanguageScores:
             yield read[first : start + 1], tokens[start:end]
 
     @torch.no_grad()
-    def _score(self, pairs: Sequence[Scored]) -> list[tuple[float, bool]]:
+    def _score(self, pairs: Sequence[_Scored]) -> list[tuple[float, bool]]:
         # Texts of similar length are run together.
         order = sorted(range(len(pairs)), key=lambda k: -len(pairs[k][0]) - len(pairs[k][1]))
         scores: dict[int, tuple[float, bool]] = {}

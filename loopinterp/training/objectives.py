@@ -57,7 +57,6 @@ class Questions:
         return replace(self, loops=self.loops[:, rows], targets=targets, share=share)
 
     def score(self, logits: Float[Tensor, "ask batch pos d_vocab_out"]) -> Supervised:
-        """Loss and answer, from the logits of each reading."""
         targets = send(self.targets, logits.device)
         if self.combine is None:
             # Questions and examples are one axis: a mean over all targets of all questions.
@@ -218,11 +217,8 @@ class Curriculum:
                 self.done_at = self.n_steps
 
     def may_grow(self, n_steps: int) -> bool:
-        """Whether M may have grown after ``n_steps`` more calls of :meth:`update`.
-
-        The running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
-        """
-        # The running accuracy if every answer of these steps were right.
+        """Whether M may have grown after ``n_steps`` more calls of :meth:`update`."""
+        # The running accuracy if every answer of these steps were right: 1 - (1 - a) momentum^n.
         highest = 1 - (1 - self.running_accuracy) * self._momentum**n_steps
         # Within the rounding of that many additions.
         return self._may_grow(self.n_steps + n_steps, highest + 1e-9)
@@ -236,7 +232,6 @@ class Curriculum:
         return steps_at_this_length >= config.min_steps and accuracy > config.threshold
 
     def state(self) -> dict[str, float | int | None]:
-        """JSON-ready, for :meth:`load`."""
         return {name: getattr(self, name) for name in self._saved}
 
     def load(self, state: dict[str, float | int | None]) -> None:

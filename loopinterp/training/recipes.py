@@ -162,8 +162,6 @@ def get_recipe(name: str) -> Recipe:
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
-    """The configurations, each read on access."""
-
     def __getitem__(self, name: str) -> TrainingConfig:
         if name not in list_recipes():
             raise unknown_name("recipe", name, list_recipes(), UnknownKeyError)

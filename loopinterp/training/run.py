@@ -46,9 +46,8 @@ METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
-SNAPSHOTS = "snapshots"
-IN_MEMORY = "in_memory"
-"""Entry of ``config.json`` for a model whose weights are elsewhere."""
+_SNAPSHOTS = "snapshots"
+IN_MEMORY = "in_memory"  # entry of config.json for a model whose weights are elsewhere
 
 
 class UnsealedRunWarning(UserWarning):
@@ -119,8 +118,7 @@ class Run(ShortRepr):
         snapshots/step-100/            the model after that step, if the configuration asks for it
 
     A model not trained here (:meth:`from_model`) has only the first two. Every file is replaced in
-    one step, so that :func:`train` resumes an interrupted run, and names its run by digests
-    (:mod:`loopinterp.core.run_files`).
+    one step, and names its run by digests (:mod:`loopinterp.core.run_files`).
     """
 
     folder: Path
@@ -202,7 +200,7 @@ class Run(ShortRepr):
 
         It is a :class:`~loopinterp.models.LoopedTransformer`, or a
         :class:`~loopinterp.adapters.PublishedModel` of a given model that ``adapt`` opened.
-        ``model.task`` is the task, None where its data are not those of the run any more.
+        ``model.task`` is None if its data are not those of the run any more.
 
         ``model(inputs)`` runs T(n), as changed by ``objective.loop_scale``, ``extra_loops`` or
         ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff;
@@ -232,14 +230,14 @@ class Run(ShortRepr):
     def snapshots(self) -> tuple[int, ...]:
         """Steps of the kept snapshots, in order; see :class:`.SnapshotConfig`."""
         # The configuration is written last: a folder with one is whole.
-        folders = (path.parent for path in self.folder.glob(f"{SNAPSHOTS}/step-*/{CONFIG}"))
+        folders = (path.parent for path in self.folder.glob(f"{_SNAPSHOTS}/step-*/{CONFIG}"))
         numbers = (folder.name.removeprefix("step-") for folder in folders)
         return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
 
     def model_at(self, step: int, device: torch.device | str = "cpu") -> Any:
         """The model of a snapshot: :meth:`model` as it was after that many steps (0: untrained).
 
-        The weights are averaged over steps as in :meth:`model`, so that they lag behind training.
+        Its averaged weights lag behind training.
         """
         if step not in (steps := self.snapshots):
             known = ", ".join(map(str, steps)) or "none"
@@ -399,7 +397,7 @@ def _read_model(
 
 
 def snapshot_folder(run: Path, step: int) -> Path:
-    return run / SNAPSHOTS / f"step-{step}"
+    return run / _SNAPSHOTS / f"step-{step}"
 
 
 def need_free_folder(folder: Path) -> None:
@@ -417,7 +415,6 @@ def reading_counters(path: Path) -> Iterator[None]:
 
 
 def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Raise if a file is no checkpoint of this run."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
         raise RunError(RunFault.NO_STATE, f"checkpoint {path}")
     if metadata["config"] != config_hash(config):

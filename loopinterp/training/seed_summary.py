@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
     from loopinterp.training.sweep_file import Sweep
 
-_MEASURES = {
+_MEASURES = {  # summarised measures and their axes
     name: axes.removesuffix(f" {ESTIMATE}")
     for name, axes in EvaluationResult.VARIABLES.items()
     if not name.startswith("constant_")
 }
-"""Summarised measures and their axes."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -61,7 +60,7 @@ class SeedSummary(Result, kind="seed-summary"):
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     """Mean and standard error over seeds of evaluations of the same cells, one per seed.
 
-    Unlike an interval over one model's examples, this includes the variation between seeds.
+    This includes the variation between seeds, which an interval over examples lacks.
     """
     fix = "Evaluate runs of several seeds."
     need(len(results) > 1, "results", "two or more", str(len(results)), fix)

@@ -206,6 +206,5 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
 
 
 def _cutoffs(result: SweepResult, cell: xr.Dataset, by_loop: bool) -> list[Reference]:
-    """Training cutoffs of a panel's settings, on an axis of lengths."""
     cutoffs = np.unique(result.data["trained_up_to"].sel(setting=cell["setting"]).values)
     return [Reference(int(n), "", "x") for n in cutoffs if np.isfinite(n) and not by_loop]

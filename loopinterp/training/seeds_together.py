@@ -30,7 +30,7 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
 
     The loops use all weights, stacked ``[seed, ...]``. Everything else (data, noise, readout,
     gradient, optimiser, average) is each trainer's own. Configurations may differ only in the seed;
-    metrics are returned by :func:`read`.
+    :func:`read` returns metrics.
     """
     if len(trainers) == 1:
         return trainers[0].advance()

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def starting_model(config: TrainingConfig) -> LoopedTransformer:
-    """The model of a run before its first step.
-
-    If the model of ``start_from`` has changed since the run began, raise a ``CheckpointError``.
-    """
+    """The model of a run before its first step; raise if that of ``start_from`` has changed."""
     if config.start_from is None:
         return LoopedTransformer(config.model, seed=config.seed)
     model = Run.load(config.start_from).model()

@@ -27,11 +27,8 @@ from loopinterp.training.seed_summary import FinishedCell, SweepResult, cell_nam
 from loopinterp.training.sweep_file import Sweep, SweepEvaluation
 
 T = TypeVar("T")
-_Work = Callable[[T], str | None]
-"""From a cell to its error message, or None."""
-
-RESULT = f"results/generalisation{SUFFIX}"
-"""The place where ``loopinterp evaluate`` and the report look too."""
+_Work = Callable[[T], str | None]  # from a cell to its error message, or None
+RESULT = f"results/generalisation{SUFFIX}"  # where evaluate and the report look too
 
 
 @checked
@@ -59,7 +56,6 @@ def run_sweep(
     result lists it in ``failed``. Finished cells are not run again.
 
     Args:
-        sweep: The sweep (:meth:`Sweep.read` reads one).
         scale: ``laptop`` or ``paper``, if the sweep has it; ``laptop`` if None.
         only: Settings to run now; all if empty. The table has all finished ones.
         jobs: Processes of this machine, 1 if None; on a cluster, most simultaneous jobs, unlimited
@@ -130,8 +126,8 @@ def _in_processes(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in processes of this machine, with joblib; in this process for one job.
 
-    If a process dies (of lack of memory), the remaining cells run one by one, each in its own
-    process, to identify the failing one. Yields a cell's index and its error message or None.
+    If a process dies (of lack of memory), the remaining cells run one by one, to identify the
+    failing one. Yields a cell's index and its error message or None.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -211,10 +207,7 @@ class _Requeued:
 
 @dataclass(frozen=True)
 class SweepCell:
-    """One setting and seed of a sweep: an ordinary run, trained and then evaluated.
-
-    ``coords`` holds the result's axes with their coordinates.
-    """
+    """One setting and seed of a sweep, as a run; ``coords`` are the axes of its result."""
 
     setting: str
     seed: int

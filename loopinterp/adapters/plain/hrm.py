@@ -1,8 +1,8 @@
 """HRM in plain PyTorch: the published structure and names, written from its mathematics.
 
-Two stacks of post-norm layers: a fast one, ``z_L <- L(z_L + z_H + e)``, several times, then a slow
-one, ``z_H <- H(z_H + z_L)``. That cycle is run ``H_cycles`` times in a segment; segments follow one
-another, each from where the last one ended, until a head that reads the first position halts.
+A fast stack of post-norm layers, ``z_L <- L(z_L + z_H + e)``, runs several times, then a slow one,
+``z_H <- H(z_H + z_L)``. A segment has ``H_cycles`` such cycles. Segments follow one another until a
+head that reads the first position halts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ class HRMConfig:
 
 @dataclass
 class InnerCarry:
-    """The state of two parts."""
-
     z_H: Tensor
     z_L: Tensor
 
@@ -64,7 +62,7 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
 
 
 class CastedLinear(nn.Module):
-    """A linear map whose weights are cast to the type of what they are given."""
+    """A linear map whose weights are cast to the type of its input."""
 
     def __init__(self, n_in: int, n_out: int, bias: bool) -> None:
         super().__init__()
@@ -77,8 +75,6 @@ class CastedLinear(nn.Module):
 
 
 class CastedEmbedding(nn.Module):
-    """An embedding that gives numbers of another type than its weights'."""
-
     def __init__(self, number: int, width: int, cast_to: torch.dtype) -> None:
         super().__init__()
         self.embedding_weight = nn.Parameter(torch.randn(number, width) / math.sqrt(width))
@@ -89,7 +85,7 @@ class CastedEmbedding(nn.Module):
 
 
 class CastedSparseEmbedding(nn.Module):
-    """What each puzzle says of itself, one vector for several positions."""
+    """A vector of each puzzle, for several positions."""
 
     weights: Tensor
 
@@ -103,8 +99,6 @@ class CastedSparseEmbedding(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of the angles ``pos * theta^(-2i / d)``, for both halves of a head."""
-
     cos_cached: Tensor
     sin_cached: Tensor
 
@@ -121,8 +115,6 @@ class RotaryEmbedding(nn.Module):
 
 
 class HRMAttention(nn.Module):
-    """Attention to all positions, with RoPE where there is any."""
-
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
         self.hidden_size = self.output_size = width
@@ -173,8 +165,6 @@ class Block(nn.Module):
 
 
 class ReasoningModule(nn.Module):
-    """A stack of layers on the sum of a state and what is injected into it."""
-
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -192,7 +182,7 @@ class ReasoningModule(nn.Module):
 
 
 class InnerBase(nn.Module):
-    """What HRM and TRM share: embeddings, heads, the starting state, and the segment's reading."""
+    """Embeddings, heads, initial state and readout of HRM and TRM."""
 
     H_init: Tensor
     L_init: Tensor
@@ -275,7 +265,6 @@ class ACTWrapper(nn.Module):
         self.config, self.inner = config, inner
 
     def initial_carry(self, batch: dict[str, Tensor]) -> Carry:
-        """All examples begin anew."""
         inputs = batch["inputs"]
         shape = len(inputs), inputs.shape[1] + self.inner.puzzle_emb_len, self.config.hidden_size
         empty = torch.empty(shape, dtype=self.inner.forward_dtype)
@@ -295,8 +284,6 @@ class ACTWrapper(nn.Module):
 
 
 class HierarchicalReasoningModel_ACTV1(ACTWrapper):
-    """HRM."""
-
     def __init__(self, config_dict: dict[str, Any]) -> None:
         config = HRMConfig(**config_dict)
         super().__init__(config, HierarchicalReasoningModel_ACTV1_Inner(config))

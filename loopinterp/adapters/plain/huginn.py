@@ -1,8 +1,4 @@
-"""Huginn in plain PyTorch: the published structure and names, written from its mathematics.
-
-A prelude makes ``e``; the state starts as noise; each step mixes state and ``e`` by ``adapter`` and
-goes through the core; the readout is norm, coda, the same norm, head.
-"""
+"""Huginn in plain PyTorch: the published structure and names, written from its mathematics."""
 
 from __future__ import annotations
 
@@ -46,8 +42,6 @@ class RavenConfig:
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) * weight``."""
-
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.eps, self.weight = eps, nn.Parameter(torch.ones(width))
@@ -64,8 +58,6 @@ def _turned(x: Tensor, turns: Tensor) -> Tensor:
 
 
 class CausalSelfAttention(nn.Module):
-    """Causal attention with one projection for all three, a bias on queries and keys, and RoPE."""
-
     def __init__(self, config: RavenConfig) -> None:
         super().__init__()
         self.config = config
@@ -123,8 +115,6 @@ class SandwichBlock(nn.Module):
 
 
 class RavenForCausalLM(nn.Module):
-    """Prelude, core and coda."""
-
     freqs_cis: Tensor
 
     def __init__(self, config: RavenConfig) -> None:
@@ -165,16 +155,13 @@ class RavenForCausalLM(nn.Module):
         return nn.init.trunc_normal_(x, std=std, a=-3 * std, b=3 * std) * self.emb_scale
 
     def embed_inputs(self, input_ids: Tensor) -> Tensor:
-        """The injected input."""
         e = self.transformer["wte"](input_ids) * self.emb_scale
         return self._through("prelude", e)
 
     def core_block_forward(self, x: Tensor, e: Tensor) -> Tensor:
-        """One loop."""
         return self._through("core_block", self.transformer["adapter"](torch.cat([x, e], -1)))
 
     def predict_from_latents(self, latents: Tensor) -> Tensor:
-        """The readout."""
         norm = self.transformer["ln_f"]
         return self.lm_head(norm(self._through("coda", norm(latents)))).float()
 

@@ -1,7 +1,6 @@
 """Ouro in plain PyTorch: the published structure and names, written from its mathematics.
 
-A stack of sandwich-norm layers is run ``total_ut_steps`` times; ``model.norm`` follows every pass,
-and its output is both the next pass's input and what the head and the exit gate read.
+``model.norm`` follows every pass; the next pass, the head and the exit gate read its output.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ class OuroConfig:
 
 
 class OuroRMSNorm(nn.Module):
-    """``x / rms(x) * weight``."""
-
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), eps
@@ -55,8 +52,6 @@ class OuroRMSNorm(nn.Module):
 
 
 class OuroRotaryEmbedding(nn.Module):
-    """Cosines and sines of the angles ``pos * theta^(-2i / d)``, for both halves of a head."""
-
     inv_freq: Tensor
 
     def __init__(self, config: OuroConfig) -> None:
@@ -79,8 +74,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class OuroAttention(nn.Module):
-    """Causal attention; several queries may share a key and a value."""
-
     def __init__(self, config: OuroConfig) -> None:
         super().__init__()
         self.config, width = config, config.hidden_size
@@ -144,8 +137,6 @@ class OuroDecoderLayer(nn.Module):
 
 
 class OuroModel(nn.Module):
-    """The stack and its loops."""
-
     def __init__(self, config: OuroConfig) -> None:
         super().__init__()
         self.config = config

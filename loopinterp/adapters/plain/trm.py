@@ -1,7 +1,7 @@
 """TRM in plain PyTorch: the published structure and names, written from its mathematics.
 
 As HRM, with one stack for both parts of the state: ``z_L <- L(z_L + z_H + e)``, several times, then
-``z_H <- L(z_H + z_L)``. With ``mlp_t`` an MLP over the positions stands in for attention.
+``z_H <- L(z_H + z_L)``. With ``mlp_t`` an MLP over the positions replaces attention.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ class TinyRecursiveReasoningModel_ACTV1_Inner(InnerBase):
 
 
 class TinyRecursiveReasoningModel_ACTV1(ACTWrapper):
-    """TRM."""
-
     def __init__(self, config_dict: dict[str, Any]) -> None:
         config = TRMConfig(**config_dict)
         super().__init__(config, TinyRecursiveReasoningModel_ACTV1_Inner(config))
