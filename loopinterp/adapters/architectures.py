@@ -94,7 +94,6 @@ class AdaptedModelConfig(Settings):
 
     @property
     def d_features(self) -> None:
-        """None: it reads tokens."""
         return None
 
     @property
@@ -170,8 +169,7 @@ class AdaptedModelConfig(Settings):
 def keep_outputs(published: nn.Module, n_outputs: PositiveInt) -> None:
     """Keep the first classes of a language model's head, in place.
 
-    A task's classes are often fewer than its tokens, and its targets are the first of them. A head
-    tied to the embedding becomes untied.
+    A task's targets are often the first of its tokens. A head tied to the embedding becomes untied.
 
     Raises:
         InputError: If there is no head of so many classes.

@@ -35,18 +35,18 @@ class FourMethodAdapter(TappedModel):
     """A model in the four methods, with hooks on every module that its step calls.
 
     The hooks are ``hook_state_pre`` and ``hook_state_post`` of each loop, and
-    ``loops.{t}.{module path}.hook_in`` and ``.hook_out`` of each module. An outermost module that
-    maps a state to a state is a layer instead, with ``hook_resid_pre`` and ``hook_resid_post``. A
-    module that runs several times in a loop has ``.calls.{k}`` before the hook.
+    ``loops.{t}.{module path}.hook_in`` and ``.hook_out`` of each module (``.calls.{k}`` before the
+    hook if it runs several times in a loop). An outermost module that maps a state to a state is a
+    layer instead, with ``hook_resid_pre`` and ``hook_resid_post``.
 
     Args:
-        published: The model. Its weights are shared, and it is not changed.
+        published: The model; its weights are shared.
         inputs: An example, like the inputs of later runs.
-        n_loops: Loops of a run where the caller sets none; None: by the model's ``loop_rule``.
+        n_loops: Default loops of a run; None: by the model's ``loop_rule``.
 
     Raises:
-        InputError: If it is no module with the four methods, or breaks their rules; if it has no
-            number of loops.
+        InputError: If it is no module with the four methods, breaks their rules, or has no number
+            of loops.
     """
 
     def __init__(self, published: Any, inputs: Tensor, *, n_loops: int | None = None) -> None:

@@ -188,7 +188,6 @@ class HRMAdapter(NestedModel):
         return tap("hook_resid_post", h)
 
     def mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
-        """Attention, or another mix of positions, with its norm."""
         d_head, x = self.site_map.d_head, layer.self_attn.qkv_proj(tap("hook_attn_in", h))
         q, k, v = (split_heads(part, d_head) for part in x.chunk(3, dim=-1))
         z = attend(q, k, v, context, tap, turn=rotate_halves)

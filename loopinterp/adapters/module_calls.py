@@ -34,12 +34,10 @@ def is_floats(x: Any) -> bool:
 
 
 def _first_tensor(tree: Any) -> Tensor | None:
-    """The first tensor of floats in nested tuples, lists and dictionaries, if any."""
     return next((x for x in tree_flatten(tree)[0] if is_floats(x)), None)
 
 
 def _with_first(tree: Any, tensor: Tensor) -> Any:
-    """The same nest with another first tensor of floats."""
     leaves, shape = tree_flatten(tree)
     where = next(k for k, x in enumerate(leaves) if is_floats(x))
     return tree_unflatten([*leaves[:where], tensor, *leaves[where + 1 :]], shape)
@@ -50,8 +48,7 @@ class Call:
     """One call of a module.
 
     Attributes:
-        path: The module's path.
-        index: The number of its calls before.
+        index: The number of the module's calls before.
         entered: Place in the order of all entries and exits of a run; ``left`` that of its exit.
         arguments: Its arguments by place or name, flat, with copies of the tensors.
         given: The first tensor of floats among them.
@@ -147,7 +144,6 @@ def _at_calls(
 
 
 def need_example(model: Any, inputs: Any) -> None:
-    """Raise unless a model is a module in evaluation mode, and the example a batch."""
     if not isinstance(model, nn.Module):
         expected, fix = "a torch.nn.Module", "Derive it from torch.nn.Module."
         raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
@@ -161,7 +157,6 @@ def need_example(model: Any, inputs: Any) -> None:
 
 
 def another_size(inputs: Tensor) -> Tensor:
-    """The example with one row more and another number of positions."""
     more = torch.cat([inputs, inputs[:1]])
     return more[:, :-1] if inputs.shape[1] > 1 else torch.cat([more, more], dim=1)
 
@@ -198,7 +193,6 @@ def _batch_first(x: Tensor, layout: Layout, batch: int) -> Tensor:
 
 
 def _as_in_module(x: Tensor, layout: Layout) -> Tensor:
-    """The inverse of :func:`_batch_first`."""
     if layout == "flat":
         return x.flatten(0, 1)
     return x.transpose(0, 1) if layout == "pos" else x
@@ -214,7 +208,7 @@ class _At(NamedTuple):
     batch: int
 
     def __call__(self, x: Tensor | None) -> Tensor:
-        """The activation past the tap, as a copy: the model's code may write into its own."""
+        # Copies, as the model's code may write into its own.
         assert x is not None
         x = _batch_first(x, self.layout, self.batch).clone()
         return _as_in_module(self.tap(self.component, x).clone(), self.layout)
@@ -226,15 +220,14 @@ class _Taken(BaseException):  # the model's own code may catch an Exception
 
 @dataclass
 class Watch:
-    """What happens at the calls of modules during one run.
+    """Changes at the calls of modules during one run.
 
     Attributes:
         put: Outputs that replace those of calls.
         take: The call after which the run ends.
         opens: The call after which the calls of a loop are counted; None: the start of the run.
         inputs: Taps on the inputs of calls, counted from there; ``outputs`` those on outputs.
-        blank: Modules that return their input until all outputs are put, as no later value
-            depends on them.
+        blank: Modules that return their input until all outputs are put.
     """
 
     put: Mapping[Place, Tensor] = field(default_factory=dict)
@@ -252,7 +245,6 @@ class Watch:
         self._pending: defaultdict[str, list[int | None]] = defaultdict(list)
 
     def tapping(self, slots: Iterable[Slot], taps: Taps, loop: int, batch: int) -> Watch:
-        """The same, with the taps of a loop that listen."""
         inputs: dict[Place, _At] = {}
         outputs: dict[Place, _At] = {}
         for slot in slots:
@@ -269,11 +261,10 @@ class Watch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was put, and the call reached at which the run was to end."""
         return not self._left and (self.take is None or self.taken is not None)
 
     def enter(self, path: str, args: Any, kwargs: Any) -> Any:
-        """A forward pre-hook: the arguments, as the taps leave them."""
+        """A forward pre-hook."""
         index = self._inside[path] if self._is_open else None
         self._pending[path].append(index)
         if index is None:
@@ -284,7 +275,7 @@ class Watch:
         return _with_first((args, kwargs), at(_first_tensor((args, kwargs))))
 
     def leave(self, path: str, output: Any) -> Any:
-        """A forward hook: the output, as the taps leave it or another is put."""
+        """A forward hook: the output, as a tap leaves it or another one that is put."""
         index, place = self._pending[path].pop(), (path, self.counts[path])
         self.counts[path] += 1
         if index is not None and (at := self.outputs.get((path, index))) is not None:
@@ -310,7 +301,7 @@ class Watch:
 
 
 class Modules:
-    """The modules of a model by path. One thread at a time watches their calls."""
+    """One thread at a time watches the calls of a model's modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.by_path = model, dict(model.named_modules())
@@ -324,7 +315,6 @@ class Modules:
 
     @contextmanager
     def watching(self, watch: Watch) -> Iterator[None]:
-        """Watch the calls of a run, which ends early at the output that is taken."""
         if not watch.paths:
             yield
             return

@@ -48,7 +48,7 @@ def axes_of(
 def laid_out(
     first: Sequence[int], second: Sequence[int], sizes: Sequence[tuple[int, int]]
 ) -> tuple[Layout, Axes] | None:
-    """Layout and axes of an activation, from its shapes at two sizes; None for another order."""
+    """Layout and axes of an activation, from its shapes at two sizes, if known."""
     if (axes := axes_of(first, second, sizes)) is not None:
         return "batch", axes
     x, y = tuple(first), tuple(second)
@@ -72,7 +72,7 @@ def slots_of(
     Args:
         calls: The calls of a loop; ``other`` the same calls for an input of another size.
         sizes: Batch and positions of both inputs.
-        layers: Paths of the layers, whose input and output are the stream around them.
+        layers: Paths of the layers, around which the stream is.
     """
     often = Counter(call.path for call in calls)
     seen: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def slots_of(
 
 
 def outermost_layers(calls: Sequence[Call], state: Tensor) -> list[str]:
-    """Modules called once, from a tensor of the state's shape to another, inside no other such."""
+    """Modules called once that map a state to a state, inside no other such."""
     often = Counter(call.path for call in calls)
     layers: list[Call] = []
     for call in sorted(calls, key=lambda call: call.entered):
@@ -118,7 +118,6 @@ class TappedModel(PublishedModel):
     Args:
         slots: Inputs and outputs of modules in a loop.
         e_axes: Axes of the injected input after the batch; ``state_axes`` those of the state.
-        settings: Further arguments of :class:`PublishedModel`.
     """
 
     keeps_keys = False

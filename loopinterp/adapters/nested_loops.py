@@ -60,7 +60,6 @@ def nested_sites(
     Args:
         fast: Sites of the layers of the fast stack; ``slow`` those of the slow one.
         n_fast: Runs of the fast stack in a loop.
-        d_model: Width of each part of the state.
         injects: Whether the input is injected into the fast cycles.
         closing: Sites at the end of a loop, beside the state.
         sizes: Further fields of the :class:`~loopinterp.models.addresses.SiteMap`.
@@ -91,10 +90,9 @@ class NestedModel(PublishedModel):
 
     @abstractmethod
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
-        """One layer of either stack."""
+        pass
 
     def after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
-        """The stream after a stack, past the tap of its last layer."""
         return h
 
     def part(
@@ -133,7 +131,7 @@ class NestedModel(PublishedModel):
     @property
     @abstractmethod
     def head(self) -> Any:
-        """The linear map that reads logits from z_H."""
+        pass
 
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
@@ -145,7 +143,7 @@ class NestedModel(PublishedModel):
         pass
 
     def attribute_after_stack(self, backward: AttributionPass) -> None:
-        """From the end of a stack to after its last layer."""
+        pass
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         backward.through_unembedding(*self.affine(self.head))
@@ -186,10 +184,9 @@ class NestedModel(PublishedModel):
         return backward.direction
 
     def at_end(self, h: Tensor, tap: Tap) -> None:
-        """Taps at the end of a loop besides those of its state."""
+        pass
 
     def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
-        """A state of two parts, each given for every position or for all."""
         # [batch, pos, 2 d_model], in the order of site_map.state_parts: z_H, z_L.
         return torch.cat((slow.expand_as(e), fast.expand_as(e)), dim=-1).to(e)
 

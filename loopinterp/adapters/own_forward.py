@@ -57,12 +57,10 @@ class OwnForward(Modules):
         return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
 
     def tensor(self, name: str) -> Tensor:
-        """A parameter or buffer, loaded if it is offloaded."""
         path, _, attribute = name.rpartition(".")
         return stored(self.by_path[path], attribute)
 
     def run(self, inputs: Tensor, watch: Watch) -> Tensor:
-        """The output that is taken, or else the logits."""
         logits = None
         with self.watching(watch):
             logits = self.logits(inputs)
@@ -81,10 +79,9 @@ class RepeatedLoop:
 
     Attributes:
         block: Paths of the repeated modules.
-        n_loops: Loops of the model's own forward.
         entry: The call whose output is the injected input ``e``; None: the model's input is.
         ends: The call of each loop whose output is the state after it.
-        injects: Whether a loop reads ``e`` beside the state. If not, a state takes the place of
+        injects: Whether a loop reads ``e`` beside the state; else a state takes the place of
             ``e`` in the first loop.
         start: Name of the parameter or buffer that is the initial state at every position;
             "zeros" without one; None if the initial state is ``e``.
@@ -157,7 +154,7 @@ class RepeatedLoop:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The calls of a model's own forward on an example, and on another of another size."""
+    """A model's own forward on an example, and on another of another size."""
 
     inputs: Tensor
     calls: list[Call]
@@ -168,7 +165,6 @@ class Recording:
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Batch and positions of both."""
         return [(x.shape[0], x.shape[1]) for x in (self.inputs, self.other_inputs)]
 
     def placed(self, call: Call) -> tuple[Layout, Axes] | None:

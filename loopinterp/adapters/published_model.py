@@ -174,7 +174,6 @@ class PublishedConfig(ShortRepr):
 
     Attributes:
         architecture: Class of the published model.
-        n_loops: Its own number of loops.
         d_vocab: Input tokens; None: unknown, or features.
         causal: Whether no position sees later ones; None: unknown.
         n_ctx: Positions at most; None: no bound.

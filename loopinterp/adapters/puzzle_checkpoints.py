@@ -59,7 +59,6 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 
 def is_puzzle_checkpoint(path: str) -> bool:
-    """Whether a path is the folder of such a run, or a file in one."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     return os.path.exists(path) and os.path.isfile(os.path.join(folder, SETTINGS))
 
@@ -76,8 +75,7 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
             positions tell.
 
     Raises:
-        CheckpointError: If a file is damaged, the architecture is another one, or the tensors are
-            not exactly those of the settings.
+        CheckpointError: If a file is damaged, or the architecture or tensors are others.
         InputError: If ``seq_len`` is missing, or is not the weights' own.
     """
     file = _weights_file(Path(path))
@@ -98,7 +96,6 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
 
 
 def _weights_file(path: Path) -> Path:
-    """The file, or the only file of weights in a folder."""
     if not path.is_dir():
         return path
     files = sorted(x for x in path.iterdir() if x.is_file() and _may_be_weights(x))
@@ -115,7 +112,6 @@ def _may_be_weights(path: Path) -> bool:
 
 
 def _read_settings(path: Path) -> tuple[_Code, dict[str, Any]]:
-    """The architecture, and the settings that its model is made with."""
     import yaml
 
     fix = "Restore the file that the training code wrote."
@@ -168,7 +164,6 @@ def _checked_settings(code: _Code, values: dict[str, Any], path: Path) -> dict[s
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors by their names in the model, from ``inner.`` on."""
     expected, fix = "a state dict of HRM or TRM (torch.save)", "Restore the file from a copy."
     try:
         state = torch.load(io.BytesIO(read_bytes(path)), map_location="cpu", weights_only=True)

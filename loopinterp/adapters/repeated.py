@@ -59,7 +59,7 @@ class RepeatedAdapter(TappedModel):
 
     The hooks are ``hook_state_pre`` and ``hook_state_post`` of each loop, ``hook_resid_pre`` and
     ``hook_resid_post`` of each layer, and ``loops.{t}.{module path}.hook_in`` and ``.hook_out`` of
-    every module. A module that runs several times in a loop has ``.calls.{k}`` before the hook.
+    every module (``.calls.{k}`` before the hook if it runs several times in a loop).
 
     The adapter accepts a model only if, on the example, the next state of the model's own forward
     follows from each of its states, and its logits from the last one. A run costs more than the
@@ -67,7 +67,7 @@ class RepeatedAdapter(TappedModel):
     input the start of the second.
 
     Args:
-        published: The model, in evaluation mode. Its weights are shared, and it is not changed.
+        published: The model, in evaluation mode; its weights are shared.
         inputs: An example ``[batch, pos]`` or ``[batch, pos, d_features]``, like the inputs of
             later runs (with padding, if they have any).
         repeat: Path of the repeated module or list of modules, or paths of modules that are
@@ -77,9 +77,8 @@ class RepeatedAdapter(TappedModel):
 
     Raises:
         InputError: If no such path exists, or nothing there is called twice; if arguments change
-            between loops, or the output of a loop does not decide the next one; if logits depend
-            on more than the last state; if the forward draws at random, or the number of its calls
-            depends on the input.
+            between loops, or a loop's output does not decide the next; if logits depend on more
+            than the last state; if the forward is random, or its calls depend on the input.
 
     Example:
         >>> class Looped(nn.Module):
@@ -220,7 +219,6 @@ class RepeatedAdapter(TappedModel):
 def _loop_of(
     native: OwnForward, recording: Recording, repeat: str | Sequence[str] | None
 ) -> RepeatedLoop:
-    """The loop of the block that was named, or of the first that is one."""
     if repeat is not None:
         return find_loop(native, recording, block_of(native, recording.calls, repeat))
     blocks: list[Block] = repeated_blocks(native, recording.calls)
@@ -239,7 +237,7 @@ def _loop_of(
 
 
 def _vocabulary(native: OwnForward, recording: Recording) -> int | None:
-    """Tokens of the embedding that reads the inputs, if one does."""
+    """Tokens of the embedding that reads the inputs, if any."""
     for call in recording.calls:
         module, arguments = native.by_path[call.path], call.arguments.values()
         if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in arguments):

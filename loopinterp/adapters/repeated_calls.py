@@ -55,7 +55,6 @@ def _weights(module: nn.Module) -> int:
 
 
 def block_of(native: OwnForward, calls: Sequence[Call], repeat: str | Sequence[str]) -> Block:
-    """The paths that were named, if one forward calls modules there several times."""
     block = (repeat,) if isinstance(repeat, str) else tuple(repeat)
     for path in block:
         if path not in native.by_path or not path:
@@ -68,7 +67,9 @@ def block_of(native: OwnForward, calls: Sequence[Call], repeat: str | Sequence[s
     got = f"{block[0]!r}, {'called once' if counts else 'never called'}"
     if max(counts, default=0) == 1 and not often[block[0]]:
         got = f"{block[0]!r}, whose layers have weights of their own and are called once"
-        if _shares_weights(native.by_path[block[0]]):
+        module = native.by_path[block[0]]
+        n_tied = len(list(module.parameters()))
+        if len(list(module.named_parameters(remove_duplicate=False))) > n_tied:
             got = f"{block[0]!r}, of different modules that share weights"
     fix = "It is no looped model, or its loop is not made of modules: write the four methods."
     if several:
@@ -77,11 +78,6 @@ def block_of(native: OwnForward, calls: Sequence[Call], repeat: str | Sequence[s
         fix = f"Pass repeat={shown!r}, called {often[several[0][0]]} times."
     expected = "modules that one forward calls several times"
     raise InputError("repeat", expected=expected, given=got, fix=fix)
-
-
-def _shares_weights(module: nn.Module) -> bool:
-    every = list(module.named_parameters(remove_duplicate=False))
-    return len(every) > len(list(module.parameters()))
 
 
 def as_named(native: OwnForward, block: Block) -> Block:
@@ -124,8 +120,6 @@ def _loops_of(native: OwnForward, calls: Sequence[Call], block: Block) -> list[l
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """The recording, the loops of the block, and candidates for the state."""
-
     native: OwnForward
     recording: Recording
     block: Block
@@ -233,7 +227,6 @@ class _Search:
 
 
 def _is_stream(x: Any) -> bool:
-    """Whether a value may be a state: floats ``[batch, pos, width]``."""
     return is_floats(x) and x.dim() == 3
 
 
@@ -311,7 +304,6 @@ def _others(inputs: Tensor) -> Tensor:
 
 
 def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> InputError:
-    """The error where a loop is no map of a state, with the reason found in its calls."""
     if not any(_is_stream(call.returned) for call in loops[0]):
         got = spell(loops[0][-1].returned)
         expected, fix = "a state [batch, pos, width]", "Name modules that return such a tensor."
@@ -335,7 +327,6 @@ def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> Inp
 
 
 def _changed_argument(call: Call, first: Call) -> str | None:
-    """An argument beside the stream that differs from that of the first loop."""
     for name, value in call.arguments.items():
         if value is not call.given and not _same_value(value, first.arguments.get(name)):
             return name

@@ -88,7 +88,6 @@ def _wrong_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> ArgumentError | None:
-    """The error for an unknown or missing argument; None for too many of them."""
     names = [name for name in signature.parameters if name != "self"]
     name = function.__qualname__.rpartition("<locals>.")[2]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -151,7 +150,6 @@ class _Argument:
         return sys.modules.get("torch")  # without it there are no tensors to check
 
     def check(self, value: Any, place: str = "") -> Any:
-        """The value in Python's own types."""
         name = f"{self.name}{place}"
         if isinstance(value, self.classes):
             if self.values is None or not self.values.is_known or not isinstance(value, Mapping):

@@ -44,7 +44,7 @@ class UnknownKeyError(InputError, KeyError):
 
 
 class ConfigError(InputError):
-    """A configuration value is unknown, out of range, or in conflict."""
+    pass
 
 
 class HookError(InputError):
@@ -82,7 +82,6 @@ def spell_choices(names: Sequence[str]) -> str:
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is a choice; else raise."""
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
@@ -155,7 +154,6 @@ def spell_range(
     above: float | None = None,
     below: float | None = None,
 ) -> str:
-    """A range in words, after a space; "" without ends."""
     if least is not None and most is not None:
         return f" in {least}..{most}"
     ends = {">": above, ">=": least, "<": below, "<=": most}

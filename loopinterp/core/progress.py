@@ -60,7 +60,6 @@ def _switched_off() -> bool:
 def bar(
     about: str, *, items: Iterable[Any] | None = None, disable: bool = False, **options: Any
 ) -> Any:
-    """tqdm's bar for a terminal, a notebook or a log."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # in a notebook without widgets it is one of text
         from tqdm.auto import tqdm
@@ -73,8 +72,6 @@ def bar(
 
 
 class _Lines:
-    """Standard error for a log: one line per update."""
-
     def write(self, text: str) -> None:
         if line := text.strip():
             sys.stderr.write(f"{line}\n")

@@ -83,8 +83,6 @@ class Provenance:
 
 
 class Stopwatch:
-    """Times a study and makes its :class:`Provenance`."""
-
     def __init__(self, seed: int, config: Mapping[str, Any]) -> None:
         self._seed, self._config, self._start = seed, dict(config), time.perf_counter()
 
@@ -264,7 +262,7 @@ class Result:
         return [dataclasses.replace(f, section=f.section or section) for f in findings_of(self)]
 
     def show(self) -> None:
-        """Print the findings, and show the figures."""
+        """Print the findings and show the figures."""
         print("\n".join(finding.text for finding in self.findings()))  # noqa: T201
         for figure in self.figures():
             figure.plot.show()
@@ -395,7 +393,7 @@ _KINDS: dict[str, Kind] = {}
 
 
 def register_kind(kind: str, module: str, section: str = "", **study: Any) -> None:
-    """Register a kind of result, for :func:`load_result` and the report; see :class:`Kind`."""
+    """Register a :class:`Kind` of result, for :func:`load_result` and the report."""
     check_new_name("kind of result", kind, _KINDS)
     _KINDS[kind] = Kind(module, section, **study)
 

@@ -71,7 +71,6 @@ class Seal:
 
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> Seal | None:
-        """The seal in a file's metadata, if any."""
         lines = texts.get(_LINES, "")
         # Python refuses numbers of 5,000 digits, and no file has so many lines.
         if _RUN not in texts or not (lines.isascii() and lines.isdecimal() and len(lines) < 19):
@@ -98,9 +97,9 @@ class LinesDigest:
 
 
 def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None) -> Mismatch | None:
-    """Why lines are not a run's ``metrics.jsonl``; None if they may be.
+    """Why lines are not a run's ``metrics.jsonl``, if so.
 
-    The sealed lines must have the seal's digest, and all steps must pass :func:`check_steps`.
+    The sealed lines must have the seal's digest; all steps must pass :func:`check_steps`.
     """
     n_sealed = 0 if seal is None else seal.n_lines
     if len(lines) < n_sealed:
@@ -115,7 +114,7 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
 
 
 def check_steps(steps: Sequence[object], last: object, *, even: bool = False) -> Mismatch | None:
-    """Why steps are not those of a run; None if they may be.
+    """Why steps are not those of a run, if so.
 
     Steps increase up to the run's ``last``, if known; ``even`` steps have no line missing.
     """
@@ -170,7 +169,7 @@ class Owner:
     Attributes:
         config: :func:`~loopinterp.core.results.config_hash` of its ``config.json``.
         weights: SHA-256 of its model's weights, or "".
-        seal: Seal of its model's weights, if any.
+        seal: Seal of these weights, if any.
     """
 
     config: str
@@ -188,7 +187,7 @@ class Owner:
 
     @property
     def mismatch(self) -> Mismatch | None:
-        """Why the weights may not belong to the configuration; None if they do."""
+        """Why the weights may not belong to the configuration, if so."""
         if not self.weights:
             return None
         if self.seal is None:
@@ -196,7 +195,7 @@ class Owner:
         return Mismatch.OTHER_RUN if self.seal.run != self.config else None
 
     def disowns(self, provenance: Provenance) -> Mismatch | None:
-        """Why a result is not this run's; None if it is."""
+        """Why a result is not this run's, if so."""
         if provenance.run not in ("", self.config):
             return Mismatch.OTHER_RUN
         if not (provenance.run or provenance.weights):
@@ -206,7 +205,7 @@ class Owner:
         return None
 
     def disowns_note(self, note: Mapping[str, Any]) -> Mismatch | None:
-        """Why a note of ``made.json`` is not this run's; None if it is."""
+        """The same for a note of ``made.json``."""
         run, weights = note.get("run"), note.get("weights")
         if run is None or weights is None:
             return Mismatch.UNSEALED

@@ -91,7 +91,7 @@ class Settings(ShortRepr):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build from plain values as in JSON."""
+        """Build from plain values, as in JSON."""
         try:
             return _adapter(cls).validate_json(json.dumps(values, default=repr))
         except ValidationError as error:
@@ -117,7 +117,6 @@ class OnlyWith:
         self.setting, self.values, self.needed = setting, values, needed
 
     def check(self, settings: Settings, name: str, default: Any) -> None:
-        """Raise on a value without effect, or a missing one."""
         value, other = getattr(settings, name), getattr(settings, self.setting)
         effective = other in self.values
         if effective and self.needed and value == default:
@@ -189,7 +188,7 @@ def schema_error(
 
 
 def option(number: int) -> str:
-    """The tag of an option, for a setting that takes several kinds of settings."""
+    """The tag of one of several kinds of settings."""
     return f"({number})"
 
 

@@ -94,7 +94,6 @@ def _sweep(folder: Path, prefix: str) -> None:
 
 
 def check_file_name(name: str, what: str, error: type[InputError] = InputError) -> str:
-    """The name, if it is a file name without a folder; else raise."""
     spelt = name.encode(errors="replace").decode() == name  # half a character is in no file's name
     if name in ("", ".", "..") or re.search(r"[/\\\x00]", name) or not spelt:
         fix = "Leave folders out of it."
@@ -117,7 +116,6 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read JSON; anything but an object is a ``CheckpointError``."""
     document = read_json(path)
     if not isinstance(document, dict):
         got = f"JSON of another kind ({type(document).__name__})"
@@ -126,7 +124,7 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in a text; None if it is anything else."""
+    """The JSON object in a text, if it is one."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -341,7 +339,7 @@ def in_turn(folder: str | Path) -> Iterator[None]:
 
 
 def need_writable(path: str | Path) -> None:
-    """Raise if a path is inside the read-only package."""
+    """Raise on a path inside the read-only package."""
     path = Path(path)
     try:
         inside = path.resolve().is_relative_to(Path(__file__).resolve().parent.parent)
@@ -359,7 +357,6 @@ def need_writable(path: str | Path) -> None:
 
 @contextmanager
 def _writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
-    """Turn failures to write into an ``InputError``."""
     need_writable(path)
     try:
         yield

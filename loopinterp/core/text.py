@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
 
 def as_table(title: str, values: Iterable[tuple[str, Any]], *, fold: str = "") -> str:
-    """A notebook's view: the title, and a row for each field, folded under ``fold`` if given."""
+    """A notebook's view: the title, and a row for each field, under a fold if named."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )

@@ -43,7 +43,6 @@ def read_features(
     """The features of an activation, ``[loop, batch, pos, feature]``.
 
     Args:
-        model: A ``LoopedTransformer``, or an adapter.
         inputs: ``[batch, pos]``, or features ``[batch, pos, d_features]``.
         component: A hook point of a loop or layer (``state_post``, ``resid_post``, ``z`` …). Heads
             are put side by side.

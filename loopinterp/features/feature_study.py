@@ -157,14 +157,13 @@ def feature_study(
     """Whether the features of an activation belong to one loop or to all.
 
     Half of the examples fit the controls: mean ablation (of each position), as many principal
-    components of all loops as features are active, and a random autoencoder (random directions
-    around the mean, as many active). Everything is measured on the other half.
+    components of all loops as features are active, and a random autoencoder (as many active random
+    directions around the mean). Everything is measured on the other half.
 
     Args:
-        model: A ``LoopedTransformer``, or an adapter.
         data: Examples that no autoencoder was trained on: a batch of one T(n), a task to draw from,
             or inputs alone.
-        shared: An autoencoder for all loops (:func:`train_autoencoder`, :func:`load_autoencoder`).
+        shared: An autoencoder for all loops.
         by_loop: Autoencoders that were trained at one loop each, by loop.
         repeats: The same with another seed: how similar two autoencoders of one loop are.
         component, layer, loops: The site, as for :func:`read_features`.
@@ -276,8 +275,6 @@ def _check(
 
 
 class _PrincipalComponents:
-    """Projection on the first components of states around their mean."""
-
     def __init__(self, states: Float[Tensor, "loop batch pos d_in"], n: int) -> None:
         rows = states.flatten(0, 2).double()
         self._mean = rows.mean(0)
@@ -331,7 +328,6 @@ def _across(
     chosen: Sequence[int],
     generator: torch.Generator,
 ) -> dict[str, np.ndarray]:
-    """Autoencoders of one loop on the states of another, and their directions."""
     size = len(chosen)
     fve, recentred, cosine, control = (np.full((size, size), np.nan) for _ in range(4))
     means = held_out.mean((1, 2))  # [loop, d_in]
@@ -410,7 +406,6 @@ class _SplicedRuns:
         return np.stack(scores)
 
     def measure_all(self, replace: Sequence[Callable[[Tensor], Tensor]]) -> np.ndarray:
-        """All the loops together, ``[measure, example]``."""
         return self._run([(name, _hook(f)) for name, f in zip(self._names, replace)])
 
     def _run(self, hooks: Hooks, **start: Any) -> np.ndarray:

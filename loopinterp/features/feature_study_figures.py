@@ -65,7 +65,6 @@ def _named_loops(result: FeatureStudy) -> list[str]:
 
 
 def _own_and_other(matrix: np.ndarray) -> tuple[float, float]:
-    """Means of the diagonal and of the rest."""
     diagonal = np.eye(len(matrix), dtype=bool)
     return float(np.nanmean(matrix[diagonal])), float(np.nanmean(matrix[~diagonal]))
 
@@ -202,15 +201,15 @@ def _across(result: FeatureStudy) -> Figure:
     )
 
 
-def _strongest(result: FeatureStudy, most: int = 4, window: int = 8) -> Figure:
+def _strongest(result: FeatureStudy) -> Figure:
     """Top examples of features, from the smallest effective number of loops to the largest."""
     effective = result.data["effective_loops"].values
     known = np.flatnonzero(~np.isnan(effective))
     order = known[np.argsort(effective[known], kind="stable")]
-    few = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).astype(int))]
+    few = order[np.unique(np.linspace(0, len(order) - 1, min(4, len(order))).astype(int))]
     features = few.tolist() or [int(result.data["activity"].sum("loop").argmax("feature"))]
     titles = [f"feature {k}: {effective[k]:.1f} loops" for k in features]
-    around = [_around(result, k, window) for k in features]
+    around = [_around(result, k) for k in features]
     plot = heatmap_panels(
         {title: activations for title, (activations, _) in zip(titles, around)},
         value_title="share",
@@ -239,11 +238,11 @@ def _strongest(result: FeatureStudy, most: int = 4, window: int = 8) -> Figure:
     )
 
 
-def _around(result: FeatureStudy, feature: int, window: int) -> tuple[xr.DataArray, np.ndarray]:
+def _around(result: FeatureStudy, feature: int) -> tuple[xr.DataArray, np.ndarray]:
     """Activations and tokens around the strongest position of each top example, [rank, place]."""
     data = result.data.isel(feature=feature)
     positions, examples = data["top_pos"].values, data["top_example"].values
-    places = np.arange(-window, window + 1)
+    places = np.arange(-8, 9)
     at = positions[:, None] + places  # [rank, place]
     outside = (at < 0) | (at >= data.sizes["pos"])
     at = np.where(outside, 0, at)

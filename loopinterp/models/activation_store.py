@@ -67,17 +67,17 @@ def store_activations(
 ) -> ActivationStore:
     """Run prompts and write their activations to a folder, shard by shard.
 
-    The same call resumes after a kill. Prompts of one length are run together, without padding.
+    The same call resumes after a kill. Prompts of one length are run together.
 
     Args:
         prompts: Tokens ``[prompt, pos]``, or lists of tokens of any lengths.
         names_filter: The sites, as for ``model.run_with_cache``, with its ``loops``.
         n_loops: Loops of each run; ``model.n_loops`` if None.
-        positions: Positions of each prompt to keep; all if None. -1 is the last of each.
+        positions: Positions of each prompt to keep; all if None.
         attention_mask: 0 where a prompt is padded, and 1 elsewhere.
         dtype: Type to store; the model's if None.
         batch_size: Prompts in a run.
-        shard_bytes: Bytes of a shard, at least one prompt. Memory holds a few shards.
+        shard_bytes: Bytes of a shard, at least one prompt.
 
     Raises:
         InputError: If the disk has no room, or the folder holds other activations.
@@ -161,7 +161,6 @@ def _file(k: int) -> str:
 
 
 def _begin(folder: Path, about: dict[str, Any], size: int) -> None:
-    """Write the index, or check that the folder's is of the same activations."""
     index = folder / _INDEX
     if index.exists():
         if read_json_object(index).get("digest") != config_hash(about):
@@ -188,7 +187,6 @@ def _run(
     n_loops: int,
     batch_size: int,
 ) -> dict[str, Tensor]:
-    """The arrays of a shard, its rows in the order of the prompts."""
     names = [site.name for site in sites]
     reads = any(site.in_readout for site in sites)
     parts: list[dict[str, Tensor]] = []
@@ -336,8 +334,6 @@ class ActivationStore:
 
 
 class StoredRows(Dataset[Tensor]):
-    """The rows of one site, as a torch ``Dataset``."""
-
     def __init__(self, store: ActivationStore, site: str) -> None:
         self.store, self.site = store, site
 

@@ -67,7 +67,6 @@ class SiteMap(Sections):
     more_axes: Mapping[str, Axes] = field(default_factory=dict)  # of further kinds
 
     def layers_total(self, n_loops: int) -> int:
-        """Layers of a run, as TransformerLens counts them."""
         return self.n_prelude + n_loops * self.n_layers + self.n_coda
 
     @property
@@ -101,8 +100,6 @@ def norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Address:
-    """The place of one hook."""
-
     name: str
     component: str  # within its layer or loop: attn.hook_pattern
     kind: str  # of its tensor: residual, scale, head, fork, pattern, neuron …
@@ -227,7 +224,6 @@ class AddressBook:
         layer: Index = None,
         section: str = "block",
     ) -> str | list[str]:
-        """Implements :meth:`loopinterp.models.hooks.LoopHooks.site`."""
         component = self.component(component)
         if section not in self._sizes:
             raise unknown_name("section", section, self._sizes, HookError)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 def _of_each_head(which: int, name: str) -> tuple[property, property]:
-    """Weights and biases of queries, keys or values, shaped as in TransformerLens."""
-
     def tensor_of_heads(kind: str, shape: str) -> property:
         def part(self: Attention) -> Tensor:
             axes = "(qkv head d_head) ... -> qkv head ... d_head"

@@ -110,7 +110,6 @@ class AttributionPass:
             self.add(f"head {head}", heads[..., head], "head", head=head)
 
     def _here(self, x: Tensor) -> Tensor:
-        """On the device and in the type of the pass."""
         return x.to(self.direction.device, self._dtype)
 
     # Maps of the stream
@@ -160,7 +159,7 @@ class AttributionPass:
 
     @contextmanager
     def branch(self) -> Iterator[None]:
-        """A branch that is added to the stream; afterwards, restore the stream's direction."""
+        """A branch added to the stream, whose direction is restored afterwards."""
         stream = self.direction
         yield
         self.direction = stream
@@ -171,7 +170,7 @@ class Attributable(Protocol):
     """A model with the backward steps of its readout and loop."""
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        """From the logits to the state they are read from."""
+        """From the logits to the last state."""
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         """From the state after a loop to the state before it."""
@@ -187,7 +186,6 @@ def attribute_logit(
     loop: int,
     from_loop: int,
 ) -> xr.DataArray:
-    """Implements :meth:`~loopinterp.models.LoopedCache.logit_attribution`, for unrolled models."""
     state = read(f"loops.{loop}.hook_state_post").to(model.device, model.dtype)
     # Coda and final norm are run again on the state, as if the run had ended at this loop.
     again = [a for a in model.addresses().addresses.values() if a.in_readout]
@@ -264,7 +262,6 @@ def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"
 def _named(
     parts: list[tuple[dict[str, Any], Tensor]], classes: list[Tensor], logits: Tensor
 ) -> xr.DataArray:
-    """The named parts; raise unless they sum to the logits."""
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]

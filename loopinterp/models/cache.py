@@ -41,7 +41,6 @@ class MissingActivationError(HookError, UnknownKeyError):
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """A published model's configuration without entries about its files."""
     published = config.get("published")
     if not isinstance(published, dict):
         return config
@@ -64,7 +63,6 @@ _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its 
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
-    """A site's name, and its "_grad" or ""."""
     site = name.removesuffix("_grad")
     return site, name[len(site) :]
 
@@ -168,7 +166,6 @@ class LoopedCache(ActivationCache):
             raise self._missing(key) from error
 
     def _full_name(self, key: Any) -> Any:
-        """The full name of an alias or of a component with indices; else the key."""
         book = self.model.addresses()
         if isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda.")):
             site, gradient = _split_gradient(key)
@@ -190,7 +187,6 @@ class LoopedCache(ActivationCache):
             component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with the suffix
                 "_grad", gradients of a run with ``incl_bwd=True``.
             layer: Layer of the tied block; a slice or list adds a layer axis after the loop axis.
-                Unused by components that fire once per loop.
             loops: Loops to stack; all cached ones if None.
         """
         book = self.model.addresses()
@@ -252,7 +248,7 @@ class LoopedCache(ActivationCache):
         later heads and MLPs count as theirs.
 
         Args:
-            tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
+            tokens: Output classes: one, ``[batch]`` or ``[batch, pos]``.
             incorrect_tokens: Classes whose logits are subtracted, for a logit difference.
             loop: The loop after which the logits are read; the last if None.
             from_loop: The first loop to decompose; only ``loop`` if None. With 0,
@@ -265,8 +261,7 @@ class LoopedCache(ActivationCache):
 
         Raises:
             InputError: If the parts do not sum to the run's logits, as after hooks, a coarse cast
-                or a change of weights. (Without cached logits, changed readout weights go
-                unnoticed.)
+                or a change of weights. (Changed readout weights need cached logits to be noticed.)
             HookError: If a needed activation was not cached.
 
         Example:
@@ -334,7 +329,6 @@ class LoopedCache(ActivationCache):
         return super().apply_ln_to_stack(residual_stack, layer, **options)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
-        """The cache of some examples."""
         sliced = super().apply_slice_to_batch_dim(batch_slice)
         parts = sliced.cache_dict, self.model, sliced.has_batch_dim
         return LoopedCache(*parts, readout=self.readout)
@@ -356,7 +350,7 @@ class LoopedCache(ActivationCache):
 
     @classmethod
     def load(cls, folder: str | Path, model: LoopHooks) -> LoopedCache:
-        """Read a cache back, for the model it was made with; else a ``CheckpointError``."""
+        """Read a cache for the model it was made with; else a ``CheckpointError``."""
         folder = Path(folder)
         index = read_index(folder)
         if _without_files(index["config"]) != _without_files(model.config.to_dict()):

@@ -35,8 +35,7 @@ class LoopedTransformerConfig(Settings):
         d_head: ``d_model // n_heads`` if None.
         d_mlp: Neurons per MLP; ``4 * d_model`` if None.
         act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
-        attention_window: Largest distance from query to key (in king's steps on a ``grid``); None:
-            any.
+        attention_window: Largest distance from query to key (king's steps on a ``grid``), if any.
         windowed_heads: Heads per layer, from the first, with the window; all if None.
         windowed_surround: Whether prelude and coda have the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
@@ -48,9 +47,9 @@ class LoopedTransformerConfig(Settings):
         abacus_target: Where abacus positions are added: the input, or queries and keys.
         abacus_max_offset: Largest random offset in training.
         abacus_window: Largest distance, in abacus positions, to an attended digit; other tokens
-            have position 0, and are always seen. None: any.
-        abacus_signs: Whether tokens other than digits have the position before a number's first
-            digit, which is the offset; otherwise 0.
+            are always seen, at position 0. None: any.
+        abacus_signs: Whether other tokens have the position before a number's first digit (the
+            offset) instead of 0.
         digit_tokens: Tokens that count as digits for abacus positions.
         fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
         norm: Place of each sublayer's norm. ``sandwich`` (peri): its input and output. ``gated``:
@@ -58,8 +57,8 @@ class LoopedTransformerConfig(Settings):
             arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits to which each loop rounds its state, after the loop norm:
-            ``2 ** state_code`` states per position. None: no rounding.
+        state_code: Sign bits to which each loop rounds its state, after the loop norm; None: no
+            rounding.
         injection: Where the embedding e enters each loop. ``input``: f(h + e). ``gated_output``:
             f(h) + gate * e, with a learned scalar. ``sublayer``: added to each sublayer's normed
             input. ``concat``: f(W_h h + W_e e), external recall. ``internal``: sublayers read W_h
@@ -137,7 +136,6 @@ class LoopedTransformerConfig(Settings):
                 raise ConfigError(name, expected=expected, given=got, fix=f"Change {name}.")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Conditions between settings: name, whether it holds, what is expected."""
         window, heads = self.attention_window, self.n_heads
         one_input = (self.d_vocab is None) != (self.d_features is None)
         yield "d_vocab", one_input, "exactly one of d_vocab and d_features"
@@ -248,7 +246,6 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
 
 
 def _layer_sites(config: LoopedTransformerConfig, flags: frozenset[str]) -> dict[str, str]:
-    """Sites of one layer, in the order they fire."""
     before = config.norm in ("pre", "sandwich", "gated")
     sandwich, after = config.norm == "sandwich", config.norm == "post"
     gated, rotary = config.norm == "gated", config.positions == "rotary"

@@ -104,7 +104,7 @@ def first_difference(
     activations: Mapping[str, Tensor] | None = None,
     tolerance: PositiveFloat = 1e-5,
 ) -> Difference | None:
-    """The first difference between a converted model and the original; None if they agree.
+    """The first difference between a converted model and the original, if any.
 
     Arguments are those of :func:`convert_model`. Each loop of both starts from the original's
     state.
@@ -119,7 +119,6 @@ def first_difference(
     theirs, ours = bind(original, inputs), bind(converted, inputs)
 
     def compared() -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Pairs of tensors in the order of the computation."""
         yield "embed", theirs.e, ours.e
         yield "initial_state", theirs.h0, ours.h0
         before = theirs.h0

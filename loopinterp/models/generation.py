@@ -68,12 +68,12 @@ def generate(
         \qquad h_{t+1} = \operatorname{step}(h_t, \operatorname{embed}(x_0 \dots x_p))
 
     A :class:`~loopinterp.models.LoopedTransformer` and most adapters keep keys and values for each
-    loop and layer, so that a token costs one position; in half precision, rounding may choose
-    another likely token than a rerun. Other models rerun the whole sequence.
+    loop and layer, so a token costs one position (in half precision, rounding may choose another
+    likely token than a rerun). Other models rerun the whole sequence.
 
     Hooks fire on the positions that are run: those of the prompt, then the one of each new token.
     The hook ``tokens.3.loops.2.blocks.0.hook_resid_post`` sees one position only, whose logits
-    choose new token 3 (from 0), in tensors with one position.
+    choose new token 3 (from 0).
 
     An initial ``noise`` is drawn once, for the prompt with all new tokens; a rerun draws the same
     if ``d_model`` is a multiple of 16.
@@ -85,8 +85,7 @@ def generate(
         temperature: 0 takes the likeliest token.
         top_k: Sample among the k likeliest tokens.
         top_p: Sample among the likeliest tokens that hold this share of the probability.
-        seed: Of the samples, drawn as ``generate`` of transformers draws them after
-            ``torch.manual_seed(seed)``.
+        seed: Samples are those of transformers' ``generate`` after ``torch.manual_seed(seed)``.
         stop_token: Token that ends an example, or several.
         attention_mask: 0 where a prompt is padded, on either side, and 1 elsewhere.
         position_offset: Added to abacus positions: one number, or one for each example.
@@ -173,14 +172,13 @@ def generate_by_rule(
     """As :func:`generate`; each new token is read after a number of loops of its own.
 
     A rule sees the position that chooses the token, and its state after each loop. All ``n_loops``
-    loops run nevertheless, for the keys and values that later tokens read at each loop, as in the
-    published Ouro. A token's number of loops affects other tokens only through the token itself
-    and a coda, which reads the state where its token stopped.
+    loops run nevertheless, for the keys and values that later tokens read, as in the published
+    Ouro. So a token's loops affect later tokens only through the token itself and a coda, which
+    reads the state where its token stopped.
 
     Args:
         rule: An online stopping rule, such as ``GateAbove(model.exit_probability, 0.5,
             cumulated=True)`` of Ouro; or loops for each new token.
-        n_loops: Loops that run; ``model.n_loops`` if None.
 
     Returns:
         The new tokens, and the loops that each was read after.
@@ -206,7 +204,6 @@ def generate_by_rule(
 
 
 def _rules(rule: Any, n_loops: int, n_new: int) -> list[StoppingRule]:
-    """A rule for each new token, or one for all."""
     if not isinstance(rule, Sequence):
         rule.horizon(n_loops, None)  # refuses rules that need T(n)
         if rule.tolerance is None or isinstance(rule, LengthLine):
@@ -244,9 +241,8 @@ def generate_with_cache(
 ) -> tuple[Int[Tensor, "batch new"], LoopedCache]:
     """As :func:`generate`, with the activations behind each new token, at every loop and layer.
 
-    Position k of the cache is the position whose logits chose new token k: the last of the prompt
-    for token 0, then that of each token before. Keys are those of the sequence with all new
-    tokens; at keys that were not there yet, a pattern is 0 and scores are minus infinity.
+    Position k of the cache is the position whose logits chose new token k. Keys are those of the
+    sequence with all new tokens; at later keys, a pattern is 0 and scores are minus infinity.
 
     Args:
         names_filter, loops, device, dtype: As for ``model.run_with_cache``.
@@ -284,7 +280,6 @@ def generate_with_cache(
 def _sampler(
     device: torch.device, temperature: float, top_k: int | None, top_p: float | None, seed: int
 ) -> Callable[[Tensor], Tensor]:
-    """Chooses a token ``[batch]`` from logits ``[batch, d_vocab_out]``."""
     if not temperature:
         fix = "Pass temperature=1.0 to sample."
         refuse({"top_k": top_k, "top_p": top_p}, "none at temperature 0", fix)
@@ -341,7 +336,11 @@ def _open(
         # The room for new tokens holds no digit, which would count as the prompt's.
         filler = min({*range(config.d_vocab or 0)} - {*config.digit_tokens}, default=0)
     if n_loops is None:
-        n_loops = _own_loops(model)
+        if not isinstance(model, HookedRun) or model.loop_rule is not None:
+            got = "a rule by the length of the input" if isinstance(model, HookedRun) else "none"
+            fix = "Pass n_loops=, loops for each token."
+            raise InputError("n_loops", expected="a number of loops", given=got, fix=fix)
+        n_loops = model.n_loops
     loops = check_ends(n_loops, tokens) if isinstance(n_loops, Tensor) else check_loops(n_loops)
     tokens = pad(tokens[:, :longest].long(), (0, n_new))
     # Places after each prompt: [batch, pos].
@@ -351,14 +350,6 @@ def _open(
         model.check_inputs(tokens[:, :longest], position_offset=offset)
     keeps = use_cache and isinstance(model, HookedRun) and model.keeps_keys
     return (CachedRun if keeps else RecomputedRun)(model, tokens, lengths, loops, offset)
-
-
-def _own_loops(model: Any) -> int:
-    if isinstance(model, HookedRun) and model.loop_rule is None:
-        return model.n_loops
-    got = "a rule by the length of the input" if isinstance(model, HookedRun) else "none"
-    fix = "Pass n_loops=, loops for each token."
-    raise InputError("n_loops", expected="a number of loops", given=got, fix=fix)
 
 
 def padded_prompts(

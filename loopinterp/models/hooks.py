@@ -132,8 +132,8 @@ class _Watched:
 class LoopHooks(RunLength, HookedRootModule):
     """The hooks of a looped model: T * L named views, made when runs need them.
 
-    Unknown names, filters that keep nothing, hooks that never fire or return another shape are
-    errors. When the number of loops changes, hooks on the remaining loops stay.
+    Mistakes raise: an unknown name, a filter that keeps nothing, a hook that never fires or returns
+    another shape. Hooks stay when the number of loops changes.
     """
 
     config: Any  # with to_dict(), for results and caches
@@ -189,7 +189,7 @@ class LoopHooks(RunLength, HookedRootModule):
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Raises:
-            HookError: If a name matches nothing, a hook never fires, or one returns another shape,
+            HookError: If a name matches nothing, or a hook never fires or returns another shape,
                 type or device.
         """
         loops = self._run_loops(n_loops, inputs)

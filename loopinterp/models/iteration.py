@@ -231,8 +231,8 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
     """Raise if some method of a model is not a function of its arguments alone.
 
     Eight loops are repeated from their states in reverse order, after the model was bound to
-    another input; then one example is run alone and beside another. Models declared
-    ``repeatable`` (``LoopedTransformer``, adapters) are not tried.
+    another input; then one example is run alone and beside another. Models declared ``repeatable``
+    are not tried.
     """
     if declared(model, "repeatable") or not len(inputs):
         return
@@ -283,7 +283,6 @@ def _inside(model: Any) -> str:
 
 
 def _same(first: Tensor, again: Tensor, times: int) -> bool:
-    """Whether two tensors agree up to rounding, channel by channel."""
     if first.shape != again.shape:
         return False
     # Units of rounding by which two runs of one computation may differ, as on GPUs.

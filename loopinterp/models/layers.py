@@ -34,7 +34,6 @@ def tapped_norm(
     tap: Tap = SILENT,
     name: str = "",
 ) -> Float[Tensor, "*shape d_model"]:
-    """:func:`~loopinterp.models.weights.apply_norm`, through its two hooks."""
     scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
     if tap is SILENT or not tap.listens(scale_name, normalized_name):
         return apply_norm(x, weight, bias, eps)
@@ -199,7 +198,7 @@ class Layer(nn.Module):
             backward.write_heads(self.attn.out.weight, self.attn.out.bias)
 
     def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
-        """Hooked inputs of queries, keys, values ``[batch, pos, head, d_model]``."""
+        # Hooked inputs of queries, keys, values [batch, pos, head, d_model].
         shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
         injected = None if e is None else e[:, :, None]
         forks: list[Tensor | None] = []
@@ -260,7 +259,6 @@ class StateCode(nn.Module):
         return self.write(tap("hook_code", self._bits(z)))
 
     def state(self, bits: Float[Tensor, "*shape n_bits"]) -> Float[Tensor, "*shape d_model"]:
-        """The state of bits (-1 or 1)."""
         return self.write(bits)
 
     @contextmanager

@@ -34,7 +34,6 @@ def execution_device(module: nn.Module) -> torch.device | None:
 
 
 def is_dispatched(model: nn.Module) -> bool:
-    """Whether accelerate has placed a model's modules."""
     return any(map(_hooks_of, model.modules()))
 
 
@@ -119,7 +118,7 @@ def stored(module: nn.Module, name: str) -> Any:
 
 
 def is_quantised(weight: Any) -> bool:
-    """Whether a layer's weight is no plain tensor of numbers to multiply with."""
+    """Whether a weight is no plain tensor of numbers to multiply with."""
     if not isinstance(weight, torch.Tensor) or hasattr(weight, "__tensor_flatten__"):
         return True
     return not weight.is_floating_point() or weight.itemsize < 2

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def grid_width(n_pos: int) -> int:
-    """Columns of a square grid of ``n_pos`` positions."""
     width = math.isqrt(n_pos)
     if width**2 != n_pos:
         expected, fix = "a square number, of a grid row by row", "Pass square grids."
@@ -37,7 +36,7 @@ def _grid_offsets(
 
 
 class GridBias(nn.Module):
-    """A learned bias per head and offset on a grid of any size, in rows r and columns c.
+    """A learned bias per head and offset on a grid, in rows r and columns c.
 
     ``bias[h, clamp(r_k - r_q, -w, w), clamp(c_k - c_q, -w, w)]``.
     """
@@ -69,8 +68,8 @@ def pays(n_pos: int, window: int) -> bool:
 def _block_places(
     n_pos: int, window: int, *, device: torch.device
 ) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
-    """Positions of each block's queries and keys; negative ones are padding."""
-    # Block b holds the queries b * length … and the keys from window before them on.
+    # Block b holds the queries b * length … and the keys from window before them on; negative
+    # positions are padding.
     length = _block_length(window)
     first = torch.arange(0, n_pos, length, device=device)[:, None]
     query = first + torch.arange(length, device=device)
@@ -129,7 +128,6 @@ class AttentionContext:
         )
 
     def outside_the_loop(self) -> AttentionContext:
-        """The context of prelude and coda."""
         if self.surround is None:
             return self
         shared = {"rotation": self.rotation, "qk_offset": self.qk_offset}
@@ -218,7 +216,6 @@ def _allowed(
     config: LoopedTransformerConfig,
     width: int | None,
 ) -> Bool[Tensor, "#block #head query key"]:
-    """True where each head may attend; one mask if heads are alike."""
     # [block, 1, query, key]: the axis of heads is there for heads without a window.
     distance = (key - query)[:, None]
     allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
@@ -264,10 +261,9 @@ def abacus_positions(
     *,
     signs: bool = False,
 ) -> Int[Tensor, "batch pos"]:
-    """Index of each digit within its number, from 1, plus ``offset``.
+    """Index of each digit within its number, from 1, plus ``offset``; else 0.
 
-    Other tokens have 0, or with ``signs`` the offset: the place before a number's first digit.
-    Source: arXiv 2405.17399, abacus embeddings (without ``signs``).
+    With ``signs``, other tokens have the offset. Source: arXiv 2405.17399 (without ``signs``).
     """
     known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
     digits = torch.isin(tokens, known)  # [batch, pos]: whether each token is a digit
@@ -283,10 +279,7 @@ def abacus_positions(
 def abacus_bar(
     index: Int[Tensor, "batch pos"], window: int, *, dtype: torch.dtype
 ) -> Float[Tensor, "batch 1 pos pos"]:
-    """Minus infinity to digits more than ``window`` abacus positions away; else 0.
-
-    Other tokens have index 0, the place before a number's first digit.
-    """
+    """Minus infinity to digits more than ``window`` abacus positions away; else 0."""
     query, key = index[:, :, None], index[:, None, :]
     far = (key > 0) & ((query - key).abs() > window)
     return torch.zeros_like(far, dtype=dtype).masked_fill(far, float("-inf"))[:, None]

@@ -50,8 +50,7 @@ def no_autocast(device: torch.device) -> Iterator[None]:
 def in_float32(model: Any, inputs: Tensor) -> Any | None:
     """The model with its weights in float32: itself if they are, else a copy.
 
-    None if its step still computes in a coarse dtype: without modules to copy, or with a dtype that
-    its code sets.
+    None if its step still computes in a coarse dtype.
     """
     with no_autocast(inputs.device):
         if _computes_fine(model, inputs):

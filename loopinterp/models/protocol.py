@@ -178,7 +178,6 @@ def need_hooks(model: object) -> None:
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
-    """Raise if a model or configuration is known to see later positions."""
     if declared(model, "causal") is False:
         fix = "Build it with causal=True, or take a task whose inputs hold no answers."
         raise error("model", expected="causal attention", given="causal=False", fix=fix)
@@ -215,9 +214,9 @@ class CheckedModel:
     def _call(
         self, name: str, index: dict[str, int | None] | None = None, /, **inputs: Tensor
     ) -> Any:
-        """A method's output; raise if it wrote into its arguments."""
         method, index = getattr(self._model, name), index or {}
-        if any(x.is_inference() for x in inputs.values()):  # these count no versions
+        # A method must not write into its arguments; inference tensors count no versions.
+        if any(x.is_inference() for x in inputs.values()):
             return method(*(x.clone() for x in inputs.values()), **index)
         versions = [x._version for x in inputs.values()]
         returned = method(*inputs.values(), **index)
@@ -248,9 +247,8 @@ class CheckedModel:
 def describe_model(model: Any) -> dict[str, Any] | str:
     """A model for a result's provenance: its configuration and the digest of its weights.
 
-    Returns:
-        The configuration, or else the ``class`` and the looped models ``inside`` it; the
-        ``loop_rule``, if any; and ``weights_sha256`` of a module.
+    Without a configuration, it has the ``class`` and the looped models ``inside``; with a rule, the
+    ``loop_rule``; and a module has ``weights_sha256``.
 
     Raises:
         InputError: If a weight is not finite, hooks are on, or training mode has an effect.

@@ -124,9 +124,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
                 the model of a run), else ``model.n_loops``.
             start_at_loop: First loop to run; ``state`` is then the state before it.
             stop_at_loop: Run only the loops before this one.
-            state: State to start from, instead of :meth:`initial_state`.
+            state: Start from this state.
             position_offset: Added to abacus positions: one number, or one for each example.
-            stop_at_layer: Stop before this layer, in TransformerLens' count, and return the stream.
+            stop_at_layer: Return the stream before this layer, in TransformerLens' count.
             return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
                 ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``; or ``all_logits``,
                 the readout of each. TransformerLens' ``loss`` is :meth:`loss_fn` of the next
@@ -168,11 +168,10 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         Args:
             names_filter: Hook names, ``loops.{t}.blocks.{l}.…`` aliases, component names such as
                 ``resid_post`` (everywhere), lists of them, or a predicate. None keeps all.
-            loops: Keep activations of these loops only.
-            pos_slice: Positions to keep (queries, for patterns): int, slice or TransformerLens'
+            loops: Keep these loops only.
+            pos_slice: Keep these positions (queries, for patterns): int, slice or TransformerLens'
                 Slice.
-            device: Where to keep activations.
-            dtype: Type of the kept activations.
+            device, dtype: Of the kept activations.
             remove_batch_dim: Drop the batch axis of a batch of one.
             incl_bwd: Also keep gradients of ``loss_fn``; their names end in ``_grad``.
             loss_fn: From the output to a scalar.
@@ -287,7 +286,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def _stop(
         self, layer: int | None, loops: int, n_loops: object, return_type: object
     ) -> list[tuple[Address, HookPoint]]:
-        """The hook that ends a run at ``stop_at_layer``, if set."""
         if layer is None:
             return []
         if isinstance(n_loops, torch.Tensor) or return_type != "logits":
@@ -336,7 +334,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         all_pairs: bool = False,
         checked: bool = False,
     ) -> AttentionContext:
-        """The attention context of an input; ``all_pairs`` if all scores are needed."""
         if not checked:
             self.check_inputs(inputs, position_offset=offset)
         if inputs.device != self.device:
@@ -356,14 +353,14 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        """The part of the attention context that depends on the length alone."""
+        """The attention context, as far as the length decides it."""
 
     def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        """Vectors added to the embedding of each position, if any."""
+        """Vectors added to each embedding, if any."""
         return None
 
     def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        """Vectors added to queries and keys of each position, if any."""
+        """Vectors added to queries and keys, if any."""
         return None
 
     def input_bar(self, inputs: Tensor) -> Float[Tensor, "batch 1 query key"] | None:
@@ -380,13 +377,13 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
-        """The injected input: embedding and prelude."""
+        pass
 
     @abstractmethod
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        """One loop, with its taps."""
+        pass
 
     @abstractmethod
     def run_readout(

@@ -74,8 +74,6 @@ def shifted_loops(
 
 
 class RunLength:
-    """The number of loops of a model's runs and names."""
-
     _n_loops: int
     _rule: LoopRule | None = None
 
@@ -105,7 +103,6 @@ class RunLength:
         return self.n_loops if n_loops is None else check_loops(n_loops)
 
     def _run_loops(self, n_loops: int | Tensor | None, inputs: Any) -> int:
-        """The most loops of any example."""
         if isinstance(n_loops, torch.Tensor):
             return max(1, int(check_ends(n_loops, inputs).max()))
         return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
@@ -214,7 +211,6 @@ def spell(x: Any) -> str:
 
 
 def refuse(options: Mapping[str, Any], expected: str, fix: str) -> None:
-    """Raise on the first option that is not None."""
     for name, value in options.items():
         if value is not None:
             raise InputError(name, expected=expected, given=repr(value), fix=fix)

@@ -29,12 +29,12 @@ _REST_LOOPS = 8  # within one rounding: then a half-precision state has converge
 
 @dataclass(frozen=True, repr=False)
 class LoopView(ShortRepr):
-    """What a stopping rule sees after ``loop`` loops, of the examples that still run.
+    """The input of a stopping rule after ``loop`` loops: the examples that still run.
 
     Attributes:
         loop: Loops done; 0 is the initial state.
         n_loops: T(n) of each example, if known.
-        read: The model's readout; :attr:`logits` calls it once, if needed.
+        read: The model's readout; :attr:`logits` calls it at most once.
         previous: The same examples one loop earlier; None at loop 0.
         past: Number of earlier loops kept.
         rounding: Relative change that rounding explains; 0 unless the run is in half precision.
@@ -133,7 +133,6 @@ class _TokenView(LoopView):
     """A view in which rules score each position by itself."""
 
     def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " token"]:
-        """All positions in a row; minus infinity where one does not count."""
         return per_position.masked_fill(~self.mask, -math.inf).flatten()
 
     def constant(self, value: float) -> Float[Tensor, " token"]:
@@ -150,8 +149,8 @@ class _TokenView(LoopView):
 class StoppingRule(Protocol):
     """A score per example and loop, and the tolerance at which to stop.
 
-    A rule that looks back further than one loop has an attribute ``past``, in loops. One that uses
-    ``view.worst`` of values per position can also stop each token by itself.
+    A rule may have an attribute ``past``: how many loops it looks back, if more than one. One that
+    uses ``view.worst`` of values per position can also stop each token by itself.
     """
 
     @property
@@ -276,8 +275,8 @@ def run_frozen(
 ) -> tuple[Int[Tensor, "batch pos"], Float[Tensor, "batch pos d_vocab_out"]]:
     """Run until an online rule stops each token, whose state then stays as it is.
 
-    Later loops of other tokens read the frozen states. Tokens stop after one loop at the earliest;
-    positions outside the mask run all loops.
+    Later loops of other tokens read the frozen states. Tokens run at least one loop, positions
+    outside the mask all.
 
     Returns:
         The loop at which each token stopped, and the logits of the last states.
@@ -305,7 +304,7 @@ def first_ready(
     scores: Float[Tensor, "loop *batch"],  # noqa: UP037
     tolerance: float | None,
 ) -> Int[Tensor, " *batch"]:
-    """The first loop at or below the tolerance, else the last; without one, that of least score."""
+    """The first loop at or below the tolerance, else the last; without one, the least score's."""
     scores = torch.where(scores.isnan(), math.inf, scores)
     limit = scores.amin(0) if tolerance is None else tolerance  # [batch], or one for all
     # [loop, batch]; argmax gives the first True of each example.
@@ -342,7 +341,6 @@ def first_view(
     rules: Sequence[StoppingRule],
     kind: type[LoopView] = LoopView,
 ) -> LoopView:
-    """What the rules see of the initial state."""
     past = max(getattr(rule, "past", 1) for rule in rules)
     view = kind(0, h0, mask, n_loops, read, None, past)
     if is_coarse(dtype := computing_dtype(h0)):

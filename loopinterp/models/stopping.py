@@ -147,7 +147,6 @@ class AccelerationBelow(_Rule):
     past: ClassVar[int] = 3
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest of the last two relative accelerations."""
         updates = list(islice(view.updates(), 3))
         if len(updates) < 3:
             return view.constant(math.inf)
@@ -174,7 +173,6 @@ class AnswerHeld(_Rule):
     past = property(lambda self: self.hold, doc="Loops to remember.")
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """``hold`` minus the number of preceding loops with the same answer."""
         same = torch.ones_like(view.mask)
         n_same, before = torch.zeros_like(view.mask, dtype=torch.float32), view.previous
         for _ in range(self.hold):
@@ -212,7 +210,6 @@ class ConfidenceAbove(_AtThreshold):
     threshold: _Probability
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability of all other classes."""
         # 1 - max p at each position [batch, pos]; expm1 keeps digits where p is close to 1.
         return view.worst(-torch.expm1(view.log_probs.amax(-1)))
 
@@ -235,7 +232,6 @@ class GateAbove(_AtThreshold):
     cumulated: bool = False
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability of continuing."""
         shape = view.mask.shape
         going = torch.ones(shape, dtype=torch.float32, device=view.mask.device)
         if view.loop > 0:
@@ -272,7 +268,6 @@ class MaxConfidence:
         return check_integer("max_loops", max_loops, least=self.min_loop)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Mean cross-entropy against the readout's own argmax."""
         if view.loop < self.min_loop:
             return view.constant(math.inf)
         # Cross-entropy against the argmax is minus its log-probability: [batch, pos].

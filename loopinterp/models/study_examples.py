@@ -49,7 +49,6 @@ def examples_for(
 def inputs_and_loops(
     model: Any, data: object, n_loops: int | None, **drawn: Any
 ) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
-    """Inputs and loops of a study without targets, from inputs, a batch or a task."""
     if n_loops is not None:
         check_loops(n_loops)
     if not isinstance(data, torch.Tensor):
@@ -70,7 +69,6 @@ def inputs_and_loops(
 def fit_to_model(
     model: Any, batch: Batch, *, needs_loops: bool = False, of_states: bool = False
 ) -> Batch:
-    """The batch with the model's numbers of loops; raise if they do not fit."""
     if needs_loops:
         need_loops(model)
         check_integer("n_loops of a batch", int(batch.n_loops.max()), least=1)
@@ -153,7 +151,6 @@ def _need_answers(model: Any, inputs: Tensor) -> None:
 
 
 def _task_name(task: Any) -> str | None:
-    """The name of a task and of a task inside it, if any."""
     name, inner = getattr(task, "name", None), getattr(task, "task", None)
     return name if inner is None else f"{name} of {_task_name(inner)}"
 

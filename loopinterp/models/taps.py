@@ -44,7 +44,6 @@ class RunReadout:
 
     @classmethod
     def pop_from(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
-        """Remove it from a file's tensors; None if absent."""
         tensors.pop("readout.weights", None)  # a digest in files of earlier versions
         names = ("state", "positions", "by_example", "logits")
         values = {x: tensors.pop(f"readout.{x}") for x in names if f"readout.{x}" in tensors}
@@ -138,7 +137,6 @@ class Taps:
 
     @classmethod
     def changing(cls, changes: Mapping[LayerKey, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
-        """Taps that change activations, by place and component."""
         taps = cls()
         taps._taps = {place: ChangingTap(these) for place, these in changes.items()}
         return taps
@@ -160,8 +158,6 @@ NO_TAPS = Taps()
 
 
 class Recorder:
-    """Keeps activations of a run, sliced, cast and moved; with ``gradients`` those too."""
-
     def __init__(
         self,
         *,

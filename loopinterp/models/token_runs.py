@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"tokens\.(\d+)\.(.+)")
 
 
 def _take(x: Tensor, axis: int, places: Int[Tensor, " batch"]) -> Tensor:
-    """One position of each example, as an axis of size 1: a copy."""
+    # One position of each example, as an axis of size 1: a copy.
     return x.movedim(axis, 1)[torch.arange(len(x), device=x.device), places][:, None].movedim(
         1, axis
     )
@@ -70,7 +70,6 @@ class RecomputedRun:
         stops: list[int],
         on_token: Callable[[Tensor], Any] | None,
     ) -> Int[Tensor, "batch new"]:
-        """Choose up to ``n_new`` tokens of each example, until all have ended."""
         tokens = []
         for token in self.choices(n_new, choose, stops):
             tokens.append(token)
@@ -82,7 +81,6 @@ class RecomputedRun:
     def choices(
         self, n_new: int, choose: Callable[[Tensor], Tensor], stops: list[int]
     ) -> Generator[Int[Tensor, " batch"], None, None]:
-        """The new tokens, one of each example at a time."""
         rows, last = self.rows, self.lengths - 1
         longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)
         going = torch.ones_like(rows, dtype=torch.bool)
@@ -122,8 +120,6 @@ class RecomputedRun:
             yield match[2], self._at_token(number, pair[1])
 
     def _at_token(self, number: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The hook on the position of one new token alone."""
-
         def hook_one(x: Tensor, *, hook: HookPoint) -> Tensor | None:
             places = self.places(number)
             if places is None:
@@ -223,7 +219,6 @@ class CachedRun(RecomputedRun):
     def _at(
         self, places: Int[Tensor, "#batch pos"], taps: Taps
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """Logits at some positions of each example, given those before."""
         model, at = self.model, (self.rows[:, None], places)
         known, context = self.tokens[:, : self.seen], self.input_context(places)
         model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
@@ -299,7 +294,6 @@ class TokenStops:
         self.rule = rules[0]
 
     def begin(self, number: int, h: Float[Tensor, "batch 1 d_model"], read: Any) -> None:
-        """Begin a new token at its initial state."""
         self.rule = self.rules[min(number, len(self.rules) - 1)]
         every = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
         read = read if self.reads else _no_readout
@@ -309,12 +303,10 @@ class TokenStops:
         self._score()
 
     def see(self, h: Float[Tensor, "batch 1 d_model"]) -> None:
-        """The state after the next loop."""
         self.view = self.view.next(h)
         self._score()
 
     def finish(self) -> Float[Tensor, "batch 1 d_model"]:
-        """The states to be read."""
         self.loops.append(self.loop)
         return self.state
 

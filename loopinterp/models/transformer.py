@@ -102,7 +102,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
 
     def plain_twin(self) -> LoopedTransformer:
-        """An unchanged model of this configuration, on the meta device."""
         with torch.device("meta"):  # shapes alone, at no cost
             return LoopedTransformer(self.config)
 
@@ -111,12 +110,11 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return site_map_of(self.config, self._flags)
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, among ``n_pos`` positions."""
         return attention_mask(self.config, n_pos, device=self.device)
 
     @property
     def reach(self) -> int | None:
-        """Positions to the left that one loop reads, with a causal window; None: no bound."""
+        """Positions to the left that one loop reads; None: no bound."""
         window = self.config.window_of_all_heads
         if window is None or not self.config.causal or self.config.n_coda:
             return None
@@ -124,7 +122,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def reach_before(self) -> int | None:
-        """Positions to the left that the injected input reads; None: no bound."""
+        """The same of the injected input."""
         if not self.config.n_prelude:
             return 0
         window = self.config.window_of_all_heads
@@ -271,7 +269,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop; see :meth:`HookedRun.step`."""
         if context is None and self._reads_tokens:
             expected = "the input, as abacus positions enter the scores of attention"
             got, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
@@ -294,7 +291,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return tap("hook_state_post", self.end_loop(h, e, tap))
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """The state from a loop's last output: injection after it, loop norm, code."""
+        """The state from the last layer's output: injection after it, loop norm, code."""
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
@@ -304,7 +301,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return h
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
-        """Carry a logit's direction from after a loop to before it."""
         injection, norm = self.config.injection, self.ln_loop
         backward.at(loop=loop)
         if self.code is not None:
@@ -338,7 +334,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return self.unembedding(h)  # [batch, pos, d_vocab_out]
 
     def attribute_readout(self, backward: AttributionPass) -> None:
-        """Carry a logit's direction from the logits to the state they are read from."""
         backward.through_unembedding(self.unembedding.weight, self.unembedding.bias)
         if self.ln_final is not None:
             norm = self.ln_final

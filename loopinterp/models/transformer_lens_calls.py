@@ -130,7 +130,7 @@ class TransformerLensCalls(nn.Module):
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
-        """Each token's number as a label; text is refused."""
+        """Each token's number as a label."""
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
@@ -174,7 +174,6 @@ class Absent:
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raise on the first option."""
     instead = {  # of options whose absence alone would change the numbers
         "attention_mask": "Leave padding out, or run examples of each length by themselves.",
         "past_kv_cache": "Use model.generate, which keeps keys and values.",

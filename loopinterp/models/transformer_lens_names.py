@@ -40,7 +40,6 @@ class _View:
 
     @property
     def submodules(self) -> dict[str, Any]:
-        """Its parts, for path patching."""
         config = self._model.config
         before = int(self._prefix.split(".")[1]) < config.n_prelude
         needs = FROM_PRELUDE if before else DIRECT_PATHS
@@ -59,8 +58,6 @@ class _View:
 
 
 def _flag(name: str) -> Callable[[Any, bool], None]:
-    """A setter of a TransformerLens flag that adds sites."""
-
     def set_flag(self: Any, use: bool) -> None:
         flags = self._flags | {name} if use else self._flags - {name}
         # TransformerLens' edge attribution and faithfulness turn all of them on together.
@@ -74,8 +71,6 @@ def _flag(name: str) -> Callable[[Any, bool], None]:
 
 
 class _NamedWeights:
-    """A callable with named weights."""
-
     def __init__(self, call: Callable[..., Any], weights: Mapping[str, Callable[[], Tensor]]):
         self._call, self._weights = call, weights
 
@@ -155,7 +150,6 @@ class TransformerLensNames(HookedRun):
 
     @property
     def unembed(self) -> _NamedWeights:
-        """The unembedding, with ``W_U`` and ``b_U``."""
         return _NamedWeights(self.unembedding, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
 
     if not TYPE_CHECKING:  # to a type checker it stays the method of the protocol

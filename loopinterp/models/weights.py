@@ -59,7 +59,6 @@ _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 def change_of(layer: nn.Module) -> _Change | None:
-    """How a layer has been changed, if it has."""
     inside, attributes = layer._modules, vars(layer)
     if "base_layer" in inside or "forward" in attributes:  # PEFT's mark; a patched method
         # Accelerate's hook around the forward of the class moves tensors, and computes the same.
@@ -97,7 +96,6 @@ def weights_of(layer: str, weight: str, doc: str) -> property:
 
 
 def need_unchanged(model: nn.Module, what: str) -> None:
-    """Raise if a layer is wrapped, hooked or parametrised."""
     for name, module in model.named_modules():
         if (change := change_of(module)) is not None:
             raise _changed(f"{what}: {name}", change)
@@ -123,7 +121,7 @@ def _changed(what: str, change: _Change) -> InputError:
 def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
     """Raise for the call ``what`` unless all layers compute with their own weights.
 
-    A model to be ``saved`` may have hooks, which no file holds, but no parametrisation.
+    A model to be ``saved`` may have hooks, but no parametrisation.
     """
     for name, change in _changed_layers(model):
         if change != ("hooked" if saved else "parametrised"):

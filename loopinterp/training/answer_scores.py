@@ -49,8 +49,6 @@ class Scores(NamedTuple):
 
 
 class Lowest(NamedTuple):
-    """The lowest share over distributions, and those that have it."""
-
     share: float
     distributions: tuple[str, ...]
 
@@ -153,7 +151,6 @@ def askable_distributions(
 
 @torch.no_grad()
 def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
-    """Whether the first answer token's logits depend on the answers in the input."""
     generator = torch.Generator().manual_seed(0)
     batch = task.sample(n, batch_size=8, generator=generator).to(device_of(model))
     batch = fit_to_model(model, batch)

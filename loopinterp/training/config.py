@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 class Conflict(NamedTuple):
-    """A setting in conflict with others; ``given`` is its value if None."""
-
     name: str
     expected: str
     fix: str
@@ -116,7 +114,6 @@ class _ModelAndTask(WithConflicts):
 
     @property
     def has_same_data(self) -> bool:
-        """Whether :meth:`need_same_data` passes."""
         try:
             self.need_same_data()
         except InputError:
@@ -141,9 +138,8 @@ class GivenModelConfig(_ModelAndTask):
     Attributes:
         max_n: Greatest problem length that it was made for.
         origin: Where it comes from; continues "The model was".
-        depth: Its number of loops at any length (1 for an ordinary transformer); T(n) if None.
-        loop_scale: Without a depth, it answers after ``ceil(loop_scale T(n)) + extra_loops``.
-        extra_loops: May be negative.
+        depth: Its number of loops at any length (1 for an ordinary transformer); if None,
+            ``ceil(loop_scale T(n)) + extra_loops``.
         weights_sha256: Digest of its weights; None in runs of earlier versions.
     """
 
@@ -238,7 +234,6 @@ class CurriculumConfig(WithConflicts):
 
     @property
     def first_longest(self) -> int:
-        """M at the first step."""
         return self.max_n if self.kind == "none" else self.start_n
 
 
@@ -247,8 +242,7 @@ class CodeConfig(WithConflicts):
     """How the signs of a state code are hardened (:mod:`loopinterp.models.layers`).
 
     The share of hard signs is ``hard`` at first, grows linearly from the share ``harden_from`` of
-    the steps on, and is 1 from ``harden_to`` on. Meanwhile the gain goes from ``gain`` to 3 and the
-    noise from ``noise`` to 0.
+    the steps on, and is 1 from ``harden_to`` on; the gain goes to 3, the noise to 0.
 
     Attributes:
         gain: Initial steepness of soft signs.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def cpu_threads(n_threads: int | None) -> Iterator[None]:
-    """Use this many CPU threads inside; None changes nothing."""
     before = torch.get_num_threads()
     if n_threads is not None:
         torch.set_num_threads(n_threads)
@@ -80,7 +79,6 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -101,7 +99,6 @@ ONE_PROCESS = Processes()
 
 
 def is_first() -> bool:
-    """Whether this process is the only or first one of ``torchrun``."""
     return n_processes() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 

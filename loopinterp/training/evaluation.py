@@ -140,13 +140,13 @@ def evaluate(
 
     A model with a ``loop_rule`` is read by it (an ordinary transformer after 1 loop). Tasks
     answered token by token are scored in one pass over the right answers: exact match is that of
-    greedy generation up to the end token, bit accuracy and perplexity are of the next token after
-    right ones. The examples are never those of training, whatever the seed.
+    greedy generation, bit accuracy and perplexity are of the next token after right ones. The
+    examples are never those of training.
 
     Args:
         distributions: Input distributions; all of the task if None.
         extra_loops: Loops relative to T(n); may be negative.
-        loops: Absolute numbers of loops, such as ``[1, 2, 4, 8, 16, 32]``.
+        loops: Absolute numbers of loops.
         stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some).
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
@@ -204,7 +204,6 @@ def _cell(
     rules: Mapping[str, StoppingRule],
     margin: int,
 ) -> xr.Dataset:
-    """Scores beyond T(n), after any loop, and where each rule stops."""
     import xarray as xr
 
     n_loops, last, n = batch.n_loops, int(batch.n_loops.max()) + margin, len(batch)
@@ -288,14 +287,12 @@ def operand_grid(
     unfinished: str | Path | None = None,
     seed: Seed = 0,
 ) -> OperandGrid:
-    """Exact match for all pairs of operand lengths from 1 to N, after several numbers of loops.
+    """Exact match for all pairs of operand lengths up to ``to``, after several numbers of loops.
 
     An answer written token by token is right if greedy generation gives it.
 
     Args:
-        model: Any looped model that does not see answers in its input.
         task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
-        to: N.
         n_samples: Examples in each cell.
         unfinished: A file of finished cells, from which an interrupted grid resumes with the same
             numbers. Remove it once the result is saved.

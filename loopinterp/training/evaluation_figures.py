@@ -52,7 +52,6 @@ def readable(distribution: str) -> str:
 
 
 def cutoff_mark(trained_up_to: int | None) -> list[Reference]:
-    """The training cutoff on an axis of lengths."""
     return [] if trained_up_to is None else [Reference(trained_up_to, "", "x")]
 
 
@@ -216,7 +215,6 @@ def _(result: EvaluationResult) -> list[Figure]:
 
 
 def _by_length(result: EvaluationResult) -> Figure:
-    """A row for exact match, and for measures that add to it."""
     extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
     data = result.data.sel(extra_loop=extra)
     names = data["distribution"].values.tolist()

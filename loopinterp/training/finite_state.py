@@ -66,11 +66,10 @@ def train_finite(
 ) -> list[FiniteStage]:
     """Train a model with a state code, and drop its bits one by one while it stays right.
 
-    After each dropped bit the model is trained for some hundred steps. The smallest one that has
-    learnt is trained from random initial bits, so that its answer cannot rely on the initial state;
-    if that succeeds, further bits are dropped. Finally it gets the initial bits
-    (:func:`with_initial_bits`) with every answer right and the fewest cells (pairs of a token and a
-    code) in clean runs.
+    Each dropped bit is followed by some hundred steps. The smallest model that has learnt is
+    trained from random initial bits, so that its answer cannot rely on the initial state; if that
+    succeeds, further bits are dropped. Finally it gets the initial bits with every answer right and
+    the fewest cells (pairs of a token and a code) in clean runs.
 
     Args:
         config: The first stage, with ``model.state_code``.
@@ -131,7 +130,6 @@ def smallest_stage(stages: list[FiniteStage]) -> FiniteStage | None:
 
 
 def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    """Continue from a stage, on all lengths at once."""
     lengths = {"max_n": config.curriculum.max_n, "min_n": config.curriculum.min_n}
     return config.replace(
         model=config.model.replace(state_code=n_bits),

@@ -70,16 +70,14 @@ def train(
     """Train a model into a folder, or resume an interrupted run there.
 
     A resumed run ends with the metrics and weights of an uninterrupted one. Under ``torchrun``,
-    each process runs its share of every batch and the first one writes; the numbers are those of
-    one process, up to rounding.
+    each process runs its share of every batch, with the numbers of one process up to rounding.
 
     Args:
         config: The run; ``device="auto"`` is decided here and recorded.
-        out: The run's folder.
         resume: Whether a run in the folder is resumed; it is never overwritten.
         on_log: Called with the step and its metrics (``loss``, ``exact_match``, ``longest_n``,
-            ``lr``, ``grad_norm``) for each line of ``metrics.jsonl``, in the first process, such
-            as :func:`log_to`. A resumed run calls it again for steps after its checkpoint. An error
+            ``lr``, ``grad_norm``) for each line of ``metrics.jsonl``, in the first process
+            (:func:`log_to`). A resumed run calls it again for steps after its checkpoint. An error
             that it raises ends the training.
 
     Raises:
@@ -138,9 +136,9 @@ def train_seeds(
 ) -> list[Run]:
     """Train several seeds of one configuration, their loops in one batch.
 
-    Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one trained
-    alone, up to rounding. Seeds that are behind catch up first. The configuration's seed is
-    ignored. Attention must be causal, and the loop not compiled.
+    Each folder ``out/seed-{seed}`` is an ordinary run with the numbers of one trained alone, up to
+    rounding. The configuration's seed is ignored. Attention must be causal, and the loop not
+    compiled.
     """
     fits, fix = seeds and len(set(seeds)) == len(seeds), "Pass e.g. seeds=[0, 1, 2, 3, 4]."
     need(fits, "seeds", "some seeds, each once", repr(list(seeds)), fix)
@@ -205,7 +203,6 @@ class _Part:
         write_model(trainer.averaged_model(), self.run.folder / MODEL, seal.texts())
 
     def keep_snapshot(self) -> None:
-        """Write the averaged model, if one of this step is to be kept."""
         if self.file is not None and self.trainer.snapshot_due:
             folder = snapshot_folder(self.run.folder, self.trainer.steps_done)
             write_model(self.trainer.averaged_model(), folder, self.seal().texts())
@@ -298,7 +295,6 @@ def _build(config: TrainingConfig, processes: Processes) -> Trainer:
 
 
 def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
-    """Raise unless the folder is this run's, or can become so."""
     if not resume:
         need_free_folder(folder)
     present = [name for name in (METRICS, WEIGHTS, CHECKPOINT) if (folder / name).exists()]
@@ -321,7 +317,6 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
 
 
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
-    """Raise if two configurations differ, naming the first setting."""
     old, new = map(flatten_settings, (saved.to_dict(), config.to_dict()))  # by dotted name
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):

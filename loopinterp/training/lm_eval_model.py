@@ -34,7 +34,7 @@ def lm_eval_model(
     """A model for ``lm_eval.simple_evaluate(model=…)``, run for a number of loops.
 
     Args:
-        model: A causal model with hooks: a ``LoopedTransformer`` or an adapter.
+        model: A causal model with hooks.
         tokenizer: A tokenizer of transformers, or any object with ``encode(text,
             add_special_tokens=False)``, ``decode(tokens)``, ``bos_token_id`` and ``eos_token_id``.
         n_loops: Loops for each token; ``model.n_loops`` if None.
@@ -46,8 +46,6 @@ def lm_eval_model(
     Raises:
         InputError: If the model is not causal, or the tokenizer has no first or last token.
         ModuleNotFoundError: If lm-eval is not installed (``pip install lm-eval``).
-
-    Source: the interface ``lm_eval.api.model.LM`` of lm-eval 0.4.
     """
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
@@ -92,7 +90,6 @@ class LanguageScores:
 
     @property
     def tokenizer_name(self) -> str:
-        """Name under which lm-eval stores requests."""
         return str(getattr(self.tokenizer, "name_or_path", type(self.tokenizer).__name__))
 
     def apply_chat_template(

@@ -207,7 +207,6 @@ class Curriculum:
         )
 
     def update(self, exact_match: float) -> None:
-        """Add the share of fully right examples of the last step."""
         self.running_accuracy += (1 - self._momentum) * (exact_match - self.running_accuracy)
         self.n_steps += 1
         if self._may_grow(self.n_steps, self.running_accuracy):

@@ -151,8 +151,8 @@ class Run(ShortRepr):
 
         Args:
             model: Run for T(n) loops, or by its ``loop_rule``, such as ``LoopRule(1)`` for an
-                ordinary transformer. A published model that ``adapt`` opened must be of an
-                architecture of :class:`~loopinterp.adapters.AdaptedModelConfig`.
+                ordinary transformer. A published model must be of an architecture of
+                :class:`~loopinterp.adapters.AdaptedModelConfig`.
             max_n: Greatest problem length that it was made for, in place of a training cutoff.
             origin: Where it comes from; continues "The model was".
             distribution: Input distribution that studies draw from; the task's first if None.
@@ -198,13 +198,13 @@ class Run(ShortRepr):
     def model(self, device: torch.device | str = "cpu") -> Any:
         """The model with its averaged weights, which knows its task and its numbers of loops.
 
-        It is a :class:`~loopinterp.models.LoopedTransformer`, or a
-        :class:`~loopinterp.adapters.PublishedModel` of a given model that ``adapt`` opened.
-        ``model.task`` is None if its data are not those of the run any more.
+        It is a :class:`~loopinterp.models.LoopedTransformer`, or a given
+        :class:`~loopinterp.adapters.PublishedModel`. ``model.task`` is None if its data have
+        changed.
 
         ``model(inputs)`` runs T(n), as changed by ``objective.loop_scale``, ``extra_loops`` or
-        ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff;
-        ``model.unroll(n_loops)`` changes that.
+        ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff, or of
+        ``model.unroll(n_loops)``.
         """
         path = self.folder / WEIGHTS
         if not path.exists():
@@ -245,7 +245,6 @@ class Run(ShortRepr):
         return self._read(snapshot_folder(self.folder, step) / Path(WEIGHTS).name, device)[0]
 
     def _read(self, path: Path, device: torch.device | str) -> tuple[Any, Seal | None]:
-        """The model in a folder of this run, and its seal."""
         from loopinterp.models.protocol import every_tensor
 
         model = _read_model(path.parent, self.config.model, device)
@@ -334,7 +333,6 @@ class LoopsByLength:
         return self.of(next(fits, n_pos))
 
     def of(self, n: int) -> int:
-        """T(n), at least 1."""
         return max(self.task.n_loops(n), 1)
 
 
@@ -383,7 +381,6 @@ def given_model_config(
 def _read_model(
     folder: Path, config: LoopedTransformerConfig | AdaptedModelConfig, device: torch.device | str
 ) -> LoopedTransformer | PublishedModel | None:
-    """The model in a folder; None if its configuration is another one."""
     from loopinterp.adapters import AdaptedModelConfig
     from loopinterp.adapters.architectures import read_adapted
     from loopinterp.models import LoopedTransformer
@@ -407,7 +404,6 @@ def need_free_folder(folder: Path) -> None:
 
 @contextmanager
 def reading_counters(path: Path) -> Iterator[None]:
-    """Raise one error for any fault of a checkpoint's counters."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -430,7 +426,7 @@ def complete_lines(path: Path) -> list[str]:
 def parse_metrics(
     path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
 ) -> list[dict[str, Any]]:
-    """The metrics in the lines of ``metrics.jsonl``, up to step ``last``, checked by the seal."""
+    """The metrics in the lines of ``metrics.jsonl``, checked by the seal."""
     rows = []
     for number, line in enumerate(lines, start=1):
         row = parse_json_object(line)

@@ -104,7 +104,6 @@ def _over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
 
 
 def _difference(one: EvaluationResult, other: EvaluationResult) -> str | None:
-    """The name of an option or axis that differs."""
     for name in ("task", "n_samples", "trained_up_to", "depth", "answered_after"):
         if getattr(one, name) != getattr(other, name):
             return name
@@ -210,8 +209,6 @@ def cell_name(setting: str, seed: int) -> str:
 
 @dataclass(frozen=True)
 class FinishedCell:
-    """A setting and seed with its evaluation."""
-
     setting: str
     seed: int
     result: EvaluationResult

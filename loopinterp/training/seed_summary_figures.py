@@ -134,7 +134,17 @@ def _(result: SweepResult) -> list[Figure]:
                 )
                 for title, cell in _parts(part, axes[1])
             ]
-            figures.append(_figure(result, panels, measure, along, what, on, columns))
+            pair = name, f"{name}_se"
+            figures.append(
+                Figure(
+                    title=f"{_WORDS[measure].capitalize()} by setting{on and f', {on}'}",
+                    plot=line_panels(panels, x_title=_WORDS[along], columns=columns),
+                    caption=f"{result.about} {what} Means over up to {len(result.seeds)} seeds, "
+                    f"{result.n_samples} fresh problems each; bands: one standard error over "
+                    "seeds.",
+                    data=result.to_dataframe(*pair) if along == "loop" else result.table(),
+                )
+            )
     return figures
 
 
@@ -145,25 +155,6 @@ def _panel(
     limits = None if log else (0, 1.04)
     return LinePanel(
         lines, _WORDS[measure], title=title, y_log=log, y_range=limits, references=references
-    )
-
-
-def _figure(
-    result: SweepResult,
-    panels: list[LinePanel],
-    measure: str,
-    along: str,
-    what: str,
-    on: str,
-    columns: int,
-) -> Figure:
-    data = result.to_dataframe(f"loop_{measure}", f"loop_{measure}_se") if along == "loop" else None
-    return Figure(
-        title=f"{_WORDS[measure].capitalize()} by setting{on and f', {on}'}",
-        plot=line_panels(panels, x_title=_WORDS[along], columns=columns),
-        caption=f"{result.about} {what} Means over up to {len(result.seeds)} seeds, "
-        f"{result.n_samples} fresh problems each; bands: one standard error over seeds.",
-        data=result.table() if data is None else data,
     )
 
 

@@ -107,8 +107,6 @@ def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos
 
 
 class _Loops(nn.Module):
-    """All loops of a model as a ``forward``, for ``functional_call``."""
-
     def __init__(self, model: LoopedTransformer) -> None:
         super().__init__()
         self.model = model

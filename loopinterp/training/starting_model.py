@@ -44,7 +44,6 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
     @torch.no_grad()
     def loss(model: LoopedTransformer) -> float:
-        """Cross-entropy of the answers at the objective's first reading."""
         logits = answers_at(model.bind(batch.inputs), question.loops[:1])
         return float(cross_entropy(logits[0], question.targets[0]))
 
@@ -55,7 +54,6 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
 
 def with_start(config: TrainingConfig) -> TrainingConfig:
-    """The same with the digest of the initial weights."""
     if config.start_from is None:
         return config
     model = Run.load(config.start_from).model()

@@ -162,8 +162,8 @@ def _on_cluster(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in jobs of a cluster, with submitit: one array of jobs, one per cell.
 
-    Preempted jobs are requeued and resume. The cells' folders must be on a shared file system;
-    ``folder`` holds submitit's scripts and logs. Yields as :func:`_in_processes`.
+    Preempted jobs are requeued and resume. The cells' folders must be on a shared file system.
+    Yields as :func:`_in_processes`.
     """
     try:
         submitit: Any = import_module("submitit")

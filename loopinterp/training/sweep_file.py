@@ -179,7 +179,6 @@ class Sweep(WithConflicts):
         return apply_settings(self.base, [*changes, f"seed={seed}"])
 
     def pick(self, only: Sequence[str]) -> list[str]:
-        """The named settings, or all."""
         return [check_choice("setting", name, self.changes) for name in only] or [*self.changes]
 
 

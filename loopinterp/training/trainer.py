@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 class _Ema:
     """Running average of a model's parameters.
 
-    ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each optimiser step, with
-    ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are soon
-    forgotten.
+    ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each step, with
+    ``decay_t = min(decay, (1 + t) / (10 + t))``: the random initial weights are soon forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -60,7 +59,6 @@ class _Ema:
 
     @torch.no_grad()
     def update(self, *, unless: Bool[Tensor, ""] | None = None) -> None:
-        """Add the current weights, except where ``unless`` is true."""
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
         average = get_ema_multi_avg_fn(decay)
         shadow: list[Tensor] = list(self.shadow.values())
@@ -140,7 +138,7 @@ class Trainer(ShortRepr):
     def advance(self) -> None:
         """A step that does not wait for the device.
 
-        After a step that is not finite, weights no longer change, and :meth:`read` raises; call it
+        After a step that is not finite, weights no longer change and :meth:`read` raises; call it
         before writing a checkpoint.
         """
         with recording_gradients():
@@ -224,7 +222,7 @@ class Trainer(ShortRepr):
     def read(self) -> list[dict[str, float | int]]:
         """Metrics of the steps since the last reading; waits for the device.
 
-        Errors are those of :meth:`step`, for the first step that is not finite.
+        Errors are those of :meth:`step`.
         """
         unread, self._unread = self._unread, []
         metrics = []
@@ -298,12 +296,10 @@ class Trainer(ShortRepr):
         self._spoiled.fill_(False)
 
     def autocast(self) -> torch.autocast:
-        """The configured precision of a forward pass."""
         half = self.config.precision == "bf16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
 
     def bind(self, drawn: Drawn) -> Iteration:
-        """The model bound to the drawn inputs."""
         return self._bind(drawn.inputs, position_offset=drawn.position_offset, checked=True)
 
     def _supervise(self, drawn: Drawn) -> Supervised:
@@ -315,7 +311,6 @@ class Trainer(ShortRepr):
 
     @contextmanager
     def _soft_signs(self) -> Iterator[None]:
-        """Soft signs of a state code at this step's hardness."""
         code, settings = self.model.code, self.config.code
         if code is None:
             yield
@@ -331,7 +326,6 @@ class Trainer(ShortRepr):
             yield
 
     def _started(self, iteration: Iteration) -> Iteration:
-        """The iteration from random initial bits, in some examples."""
         code, settings = self.model.code, self.config.code
         everywhere, somewhere = settings.random_everywhere, settings.random_somewhere
         if code is None or not everywhere + somewhere:
@@ -362,7 +356,6 @@ class Trainer(ShortRepr):
         return iter([x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)])
 
     def _position_offset(self) -> int | Tensor:
-        """Random starts of abacus positions, to train the whole table."""
         model = self.config.model
         if model.positions != "abacus":
             return 0
@@ -372,7 +365,6 @@ class Trainer(ShortRepr):
         return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
-        """Raise if a step, or a weight after it, was not finite."""
         numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}
         wrong = [what for what, value in numbers.items() if not math.isfinite(value)]
         if not wrong:

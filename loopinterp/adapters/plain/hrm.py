@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 @dataclass
 class HRMConfig:
-    """Sizes; the names are those of the published configuration."""
-
     batch_size: int = 2
     seq_len: int = 6
     vocab_size: int = 64
@@ -48,8 +46,6 @@ class InnerCarry:
 
 @dataclass
 class Carry:
-    """The state, and which examples begin anew."""
-
     inner_carry: InnerCarry
     steps: Tensor
     halted: Tensor
@@ -85,8 +81,6 @@ class CastedEmbedding(nn.Module):
 
 
 class CastedSparseEmbedding(nn.Module):
-    """A vector of each puzzle, for several positions."""
-
     weights: Tensor
 
     def __init__(self, number: int, width: int, cast_to: torch.dtype) -> None:
@@ -219,7 +213,6 @@ class InnerBase(nn.Module):
         return e * self.embed_scale
 
     def cycles(self, z_H: Tensor, z_L: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        """One segment."""
         raise NotImplementedError
 
     def forward(

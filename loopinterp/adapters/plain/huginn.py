@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 @dataclass
 class RavenConfig:
-    """Sizes; the names are those of the published configuration."""
-
     model_type: str = "huginn_raven"
     n_embd: int = 32
     n_heads: int = 2
@@ -61,11 +59,8 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: RavenConfig) -> None:
         super().__init__()
         self.config = config
-        self.n_head, self.n_kv_heads, self.head_dim = (
-            config.n_heads,
-            config.n_heads,
-            config.head_dim,
-        )
+        self.n_head = self.n_kv_heads = config.n_heads
+        self.head_dim = config.head_dim
         self.Wqkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         if config.qk_bias:
             self.qk_bias = nn.Parameter(torch.zeros(2, 1, self.n_head, self.head_dim))
@@ -149,7 +144,6 @@ class RavenForCausalLM(nn.Module):
         return math.sqrt(self.config.n_embd)
 
     def initialize_state(self, input_embeds: Tensor, scale: float = 1.0) -> Tensor:
-        """Normal noise cut off at three standard deviations, by the global generator."""
         std = self.config.init_values["std"] * scale
         x = torch.empty_like(input_embeds)
         return nn.init.trunc_normal_(x, std=std, a=-3 * std, b=3 * std) * self.emb_scale

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 @dataclass
 class OuroConfig:
-    """Sizes; the names are those of the published configuration."""
-
     model_type: str = "ouro"
     vocab_size: int = 64
     hidden_size: int = 32
@@ -164,8 +162,6 @@ class OuroModel(nn.Module):
 
 
 class OuroForCausalLM(nn.Module):
-    """The head on the last state, and the probability of an exit after each pass."""
-
     def __init__(self, config: OuroConfig) -> None:
         super().__init__()
         self.config = config

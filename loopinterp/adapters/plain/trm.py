@@ -26,8 +26,6 @@ from loopinterp.adapters.plain.hrm import (
 
 @dataclass
 class TRMConfig(HRMConfig):
-    """Sizes; the names are those of the published configuration."""
-
     H_cycles: int = 2
     L_cycles: int = 3
     H_layers: int = 0  # read by nobody
