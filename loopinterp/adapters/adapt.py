@@ -208,7 +208,6 @@ _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 def _placing(
     where: Any, device_map: Any, offload_folder: Any, quantization_config: Any
 ) -> dict[str, Any]:
-    """Options with which transformers places or quantises a model."""
     if device_map is not None:
         if isinstance(device_map, str) and device_map not in _MAPS:
             raise unknown_name("device_map", device_map, _MAPS)
@@ -245,7 +244,6 @@ def _read_puzzle_model(
 
 
 def _loader(source: str, *, trust_remote_code: bool) -> Any:
-    """The class of ``transformers`` that loads a model with the head that was saved."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)

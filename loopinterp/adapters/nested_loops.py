@@ -4,10 +4,9 @@ r"""Loops within loops: a slow stack, and a fast one that runs several times bet
     z_L \leftarrow \operatorname{fast}(z_L + (z_H + e)) \quad \text{n times}, \qquad
     z_H \leftarrow \operatorname{slow}(z_H + z_L)
 
-One loop is one slow cycle: the layers of the fast cycles, then those of the slow stack. So
-``loops.{t}.blocks.{l}`` is also ``loops.{t}.inner.{s}.blocks.{k}``, with s the fast cycle, or their
-number for the slow stack. The state is ``[z_H, z_L]`` (hooks ``hook_z_H`` and ``hook_z_L``); logits
-are read from ``z_H``.
+One loop is one slow cycle: the layers of the fast cycles, then those of the slow stack.
+``loops.{t}.blocks.{l}`` is also ``loops.{t}.inner.{s}.blocks.{k}`` with the fast cycle s (the last
+s is the slow stack). The state is ``[z_H, z_L]``; logits are read from ``z_H``.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class NestedModel(PublishedModel):
 
     @abstractmethod
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
-        pass
+        """One layer of either stack."""
 
     def after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
         return h
@@ -131,7 +130,7 @@ class NestedModel(PublishedModel):
     @property
     @abstractmethod
     def head(self) -> Any:
-        pass
+        """The linear map that reads logits from z_H."""
 
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
@@ -140,10 +139,10 @@ class NestedModel(PublishedModel):
 
     @abstractmethod
     def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
-        pass
+        """From after a layer to before it."""
 
     def attribute_after_stack(self, backward: AttributionPass) -> None:
-        pass
+        """From the end of a stack to after its last layer."""
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         backward.through_unembedding(*self.affine(self.head))
@@ -184,7 +183,7 @@ class NestedModel(PublishedModel):
         return backward.direction
 
     def at_end(self, h: Tensor, tap: Tap) -> None:
-        pass
+        """Taps at the end of a loop besides those of its state."""
 
     def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
         # [batch, pos, 2 d_model], in the order of site_map.state_parts: z_H, z_L.

@@ -1,7 +1,7 @@
 """Published models with our addresses, hooks, runs and protocol: the base of all adapters.
 
 An adapter computes each layer itself, from the published weights, with a tap at every named
-activation. So hooks have one meaning in all models, and every loop has gradients.
+activation, and gradients in every loop.
 """
 
 from __future__ import annotations

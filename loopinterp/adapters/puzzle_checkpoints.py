@@ -1,8 +1,7 @@
 """Checkpoints of HRM and TRM, as the published training code saves them.
 
-A run's folder has the settings in ``all_config.yaml`` and, for each saved step, one file of
-``torch.save``: a state dict with names such as ``_orig_mod.model.inner.H_init``. Tokens and puzzles
-of the data set are counted in the weights.
+A run's folder has ``all_config.yaml`` and, for each saved step, a state dict of ``torch.save`` with
+names such as ``_orig_mod.model.inner.H_init``.
 
 Sources: ``pretrain.py`` of sapientinc/HRM and of SamsungSAILMontreal/TinyRecursiveModels.
 """
@@ -32,8 +31,6 @@ SETTINGS = "all_config.yaml"
 
 
 class _Code(NamedTuple):
-    """An architecture: its plain code, and where the published defaults differ."""
-
     model: Callable[[dict[str, Any]], hrm.ACTWrapper]
     config: type[hrm.HRMConfig]
     defaults: dict[str, Any]
@@ -196,7 +193,6 @@ def _rows(weights: dict[str, Tensor], name: str, path: Path) -> int:
 
 
 def _length(weights: dict[str, Tensor], seq_len: int | None, prefix: int) -> int:
-    """Positions of a puzzle without those of its embedding."""
     with_positions = (
         weights.get("inner.embed_pos.embedding_weight"),
         weights.get("inner.L_level.layers.0.mlp_t.down_proj.weight"),  # [pos, neuron]

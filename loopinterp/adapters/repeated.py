@@ -1,7 +1,4 @@
-r"""Any model that applies a module, or a list of modules, several times.
-
-.. math::
-    h_{t+1} = \operatorname{block}(h_t, e)
+r"""Any model that applies a module, or a list of modules, several times: ``h <- block(h, e)``.
 
 A step runs the model's own forward, puts a state in where the first or second loop reads it, and
 takes the next state out. So masks, positions and injections are the model's own.

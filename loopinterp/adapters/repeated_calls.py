@@ -1,7 +1,6 @@
 """Where a model's own forward loops: found by recording its calls, and tested by rerunning it.
 
-The state is the output of one call, once per loop. Each recorded state is put back into the
-forward, whose next state must be the recorded one.
+Each recorded state, the output of one call per loop, must lead to the next one when it is put back.
 """
 
 from __future__ import annotations
@@ -295,7 +294,6 @@ def find_loop(native: OwnForward, recording: Recording, block: Block) -> Repeate
 
 
 def _others(inputs: Tensor) -> Tensor:
-    """Inputs of the same shape with other values at most positions."""
     other = inputs.flip(1).roll(1, 0)
     if torch.equal(other, inputs):
         expected, fix = "an example whose positions differ", "Pass a batch of your data."

@@ -44,7 +44,7 @@ class UnknownKeyError(InputError, KeyError):
 
 
 class ConfigError(InputError):
-    pass
+    """A configuration value is unknown, out of range, or in conflict."""
 
 
 class HookError(InputError):

@@ -1,8 +1,7 @@
 """The files of a run, the run that each belongs to, and notes of how the run was made.
 
-The :func:`~loopinterp.core.results.config_hash` of its ``config.json`` identifies a run. Weights,
-checkpoint, ``made.json`` and every result hold it. Weights and checkpoint also seal the lines of
-``metrics.jsonl``, which are written first: after a kill there may be more lines than sealed.
+The :func:`~loopinterp.core.results.config_hash` of its ``config.json`` identifies a run in all its
+files. Weights and checkpoint also seal the lines of ``metrics.jsonl`` written before them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files written in one step (temporary name, flush, rename), and locks.
 
-Arrays and weights are safetensors, the rest is JSON; pickles are neither written nor read. A
-safetensors file written here holds its own SHA-256, except a large one; reading checks it.
+Arrays and weights are safetensors, the rest is JSON; never pickles. A safetensors file holds its
+own SHA-256, except a large one; reading checks it.
 """
 
 from __future__ import annotations

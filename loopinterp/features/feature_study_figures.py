@@ -13,14 +13,14 @@ from loopinterp.core.text import percent
 from loopinterp.features.feature_study import MEAN, OF_LOOP, PCA, RANDOM, RARE, SHARED, FeatureStudy
 from loopinterp.figures import LinePanel, Series, heatmap_panels, line_figure, line_panels
 
-_ONE_LOOP = 1.5  # a feature with a smaller effective number of loops is one of one loop
+ONE_LOOP = 1.5  # a feature with a smaller effective number of loops is one of one loop
 _CONTROLS = {RANDOM: "random directions", PCA: "principal components", MEAN: "mean ablation"}
 _NAMES = {SHARED: "shared autoencoder", OF_LOOP: "autoencoder of the loop", **_CONTROLS}
 
 
 def _one_loop_share(effective: xr.DataArray) -> float:
     known = effective.values[~np.isnan(effective.values)]
-    return float((known < _ONE_LOOP).mean()) if len(known) else np.nan
+    return float((known < ONE_LOOP).mean()) if len(known) else np.nan
 
 
 @findings_of.register

@@ -1,7 +1,7 @@
 """Activations of many prompts, written to disk in shards, and read without loading them.
 
-A row is one position of one prompt. A shard holds some prompts: an array for each site, and
-``prompt``, ``pos`` and ``token`` of each row. ``index.json`` lists the shards.
+A row is one position of one prompt. A shard has an array for each site, and ``prompt``, ``pos`` and
+``token`` of each row.
 """
 
 from __future__ import annotations

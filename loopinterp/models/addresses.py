@@ -1,6 +1,6 @@
 """Addresses (loop, layer, component, head, position), and their names.
 
-TransformerLens' number of a layer, ``blocks.{n_prelude + loop * L + layer}.…``, has the alias
+TransformerLens' ``blocks.{n_prelude + loop * L + layer}.…`` has the alias
 ``loops.{loop}.blocks.{layer}.…``. Other names are ``prelude.{layer}.…``, ``coda.{layer}.…``,
 ``loops.{loop}.hook_state_pre`` (once per loop), and ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
 """

@@ -1,10 +1,10 @@
 r"""Direct logit attribution: what each writer to the stream adds to a logit, at any loop.
 
 With the scale of norms and gates fixed to the run's, the path from a writer to the logit is a
-linear map of the stream. Its transpose carries the logit's direction back:
+linear map, whose transpose carries the logit's direction back:
 
 .. math::
-    x \mapsto D x + b: \qquad d \cdot (D x + b) = (D^\top d) \cdot x + d \cdot b
+    d \cdot (D x + b) = (D^\top d) \cdot x + d \cdot b
 
 At every place, ``logit = direction . stream + the parts so far``.
 """

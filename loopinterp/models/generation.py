@@ -318,7 +318,6 @@ def _open(
     offset: int | Tensor,
     use_cache: bool,
 ) -> RecomputedRun:
-    """The run that continues the prompts, with room for the new tokens."""
     need_model(model)
     need_causal(model)
     tokens, lengths = padded_prompts(prompts, mask, device_of(model))

@@ -149,7 +149,7 @@ class LoopHooks(RunLength, HookedRootModule):
     @property
     @abstractmethod
     def site_map(self) -> SiteMap:
-        pass
+        """The model's sites and sizes."""
 
     def to(self, *args: Any, **options: Any) -> Self:  # type: ignore[override]
         """As in PyTorch; a missing device is an ``InputError``."""

@@ -1,7 +1,7 @@
 """Weights that are placed by accelerate, or quantised: how a run enters modules, and reads them.
 
-``accelerate`` (``device_map``) moves inputs and loads weights in a hook on each module. An adapter
-computes layers and norms itself, so it enters these hooks here.
+``accelerate`` moves inputs and loads weights in a hook on each module. An adapter computes layers
+itself, so it enters these hooks here.
 """
 
 from __future__ import annotations

@@ -377,16 +377,16 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
-        pass
+        """The injected input: embedding and prelude."""
 
     @abstractmethod
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        pass
+        """One loop, with its taps."""
 
     @abstractmethod
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        pass
+        """Logits of a state."""

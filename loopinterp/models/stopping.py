@@ -1,10 +1,8 @@
-"""Stopping rules; :func:`~loopinterp.models.run_until` runs a model by one.
+"""Stopping rules, which score every example after every loop.
 
-A rule scores every example after every loop. *Online* rules stop an example at the first score at
-or below their ``tolerance``; *offline* rules run all loops and choose the loop of least score. In
-half precision, rules of movement (:class:`ResidualBelow`, :class:`ReadoutKL`,
-:class:`AccelerationBelow`) score 0 where rounding explains all movement
-(:meth:`LoopView.at_rounding <loopinterp.models.LoopView.at_rounding>`).
+*Online* rules stop an example at the first score at or below their ``tolerance``; *offline* rules
+run all loops and choose the loop of least score. In half precision, rules of movement score 0 where
+rounding explains all of it (:meth:`LoopView.at_rounding <loopinterp.models.LoopView.at_rounding>`).
 """
 
 from __future__ import annotations

@@ -219,10 +219,7 @@ def calibrate_stopping(
 
 
 def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
-    """The line of loops against increasing positions with the best exact match ``[length, loop]``.
-
-    Lines that do as well with up to two loops more or fewer come first; then those of fewest loops.
-    """
+    """The line of loops against positions with the best exact match ``[length, loop]``."""
     from scipy.ndimage import minimum_filter1d
 
     first, final = n_positions[0], n_positions[-1]
@@ -230,6 +227,7 @@ def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
     low, high = np.triu_indices(exact.shape[1])
     at = (np.asarray(n_positions) - first) / (final - first)
     loops = np.rint(low[:, None] + (high - low)[:, None] * at).astype(int)  # [line, length]
+    # Lines that do as well with some loops more or fewer come first; then those of fewest loops.
     chosen, reached = None, -np.inf
     for slack in (2, 1, 0):
         # The worst of the loops within the slack; beyond the last loop the last one counts.

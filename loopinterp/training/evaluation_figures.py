@@ -92,7 +92,6 @@ def _by_rule(values: xr.DataArray) -> list[Series]:
 
 @findings_of.register
 def _(result: EvaluationResult) -> list[Finding]:
-    """The lowest over all distributions, how far the model goes on each, and when to stop."""
     distributions = result.data["distribution"].values.tolist()
     findings = [_reach(result, distribution) for distribution in distributions]
     if len(distributions) > 1 or result.not_judged:
@@ -201,7 +200,6 @@ def _stopping(result: EvaluationResult) -> Finding:
 
 @figures_of.register
 def _(result: EvaluationResult) -> list[Figure]:
-    """Accuracy against length; against loops and rules where asked for."""
     figures = [_by_length(result)]
     if result.data.sizes["extra_loop"] > 1:
         figures.append(_by_extra_loop(result))
@@ -337,7 +335,6 @@ def _rules_on_the_curve(result: EvaluationResult) -> Figure:
 
 @findings_of.register
 def _(result: OperandGrid) -> list[Finding]:
-    """The mean over the grid at the best number of loops, and its worst cell."""
     exact = result.data["exact_match"].sel({ESTIMATE: "value"})
     means = exact.mean(["n_a", "n_b"]).to_series()  # by number of loops
     to, best = int(exact["n_a"].max()), means.index[means == means.max()].tolist()
@@ -355,7 +352,6 @@ def _(result: OperandGrid) -> list[Finding]:
 
 @figures_of.register
 def _(result: OperandGrid) -> list[Figure]:
-    """A heat map for each number of loops."""
     exact = result.data["exact_match"].sel({ESTIMATE: "value"}, drop=True)
     loops = exact["loop"].values.tolist()
     trained = "" if result.trained_up_to is None else f" Trained up to {result.trained_up_to}."

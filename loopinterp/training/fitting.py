@@ -174,7 +174,7 @@ class _Part:
     on_log: Callable[[int, Mapping[str, float]], Any] | None = None
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
-        """Write what is due, metrics before the checkpoint."""
+        # Metrics go before the checkpoint.
         trainer, config = self.trainer, self.trainer.config
         if self.file is None:
             return

@@ -34,7 +34,6 @@ _WORDS = {
 
 @findings_of.register
 def _(result: SeedSummary) -> list[Finding]:
-    """The mean at the least and greatest length: the lowest, and for each distribution."""
     cells, findings = result.data.sel(extra_loop=nearest_extra_loop(result)), []
     names, lengths = (cells[axis].values.tolist() for axis in ("distribution", "length"))
     if len(names) > 1 or result.not_judged:
@@ -53,7 +52,6 @@ def _(result: SeedSummary) -> list[Finding]:
 
 @figures_of.register
 def _(result: SeedSummary) -> list[Figure]:
-    """Exact match against length with the standard error over seeds; bit accuracy if it differs."""
     cells = result.data.sel(extra_loop=nearest_extra_loop(result))
     measures = [k for k in ("exact_match", "bit_accuracy") if k in cells]
     if float(cells["exact_match"].min()) >= 0.99:
@@ -74,7 +72,6 @@ def _(result: SeedSummary) -> list[Figure]:
 
 @findings_of.register
 def _(result: SweepResult) -> list[Finding]:
-    """Failed and missing cells; each setting at the longest problems, on each distribution."""
     findings = []
     data = result.data.sel(extra_loop=nearest_extra_loop(result))
     names, n = data["distribution"].values.tolist(), data["length"].values.tolist()[-1]

@@ -96,7 +96,6 @@ def _answers(
 
 
 def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos feature"]:
-    """Batches padded with zeros to the largest."""
     n, width = (max(x.shape[dim] for x in batches) for dim in (0, -2))
     return torch.stack(
         [
@@ -120,7 +119,6 @@ class _Loops(nn.Module):
         contexts: Sequence[AttentionContext],
         n_running: Sequence[int],
     ) -> list[Float[Tensor, "seed _ pos d_model"]]:
-        """States after 0, 1, … loops, each of the first ``n_running`` examples."""
         states, mask = [h], contexts[0].mask
         if self.model.relative_bias is not None:  # [seed, head, query, key]: each has its own
             mask = torch.cat([context.mask for context in contexts if context.mask is not None])

@@ -95,7 +95,6 @@ def run_sweep(
 
 
 def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int], str]]:
-    """The valid cells, and the errors of the others."""
     coords = sweep.evaluation.coords(sweep.base.make_task())
     cells, invalid = [], {}
     for setting, seed in ((name, seed) for name in sweep.changes for seed in sweep.seeds):
@@ -193,8 +192,6 @@ def _on_cluster(
 
 @dataclass(frozen=True)
 class _Requeued:
-    """Work that continues in a new job."""
-
     work: _Work[Any]
 
     def __call__(self, cell: Any) -> str | None:

@@ -1,8 +1,7 @@
 """HRM in plain PyTorch: the published structure and names, written from its mathematics.
 
-A fast stack of post-norm layers, ``z_L <- L(z_L + z_H + e)``, runs several times, then a slow one,
-``z_H <- H(z_H + z_L)``. A segment has ``H_cycles`` such cycles. Segments follow one another until a
-head that reads the first position halts.
+A fast stack, ``z_L <- L(z_L + z_H + e)``, runs several times, then a slow one,
+``z_H <- H(z_H + z_L)``. Segments of ``H_cycles`` such cycles follow one another until a head halts.
 """
 
 from __future__ import annotations

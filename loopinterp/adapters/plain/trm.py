@@ -1,7 +1,7 @@
 """TRM in plain PyTorch: the published structure and names, written from its mathematics.
 
-As HRM, with one stack for both parts of the state: ``z_L <- L(z_L + z_H + e)``, several times, then
-``z_H <- L(z_H + z_L)``. With ``mlp_t`` an MLP over the positions replaces attention.
+As HRM, with one stack for both parts of the state; with ``mlp_t`` an MLP over positions replaces
+attention.
 """
 
 from __future__ import annotations
