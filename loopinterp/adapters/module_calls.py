@@ -173,7 +173,7 @@ class Slot:
     Attributes:
         index: The number of the module's calls before it in the loop.
         layer: Its layer, if it is the stream around one.
-        axes: Axes of its tensor after the batch, as hooks see it.
+        axes: Axes of its tensor after the batch.
     """
 
     path: str

@@ -77,8 +77,8 @@ class Difference:
 
     Attributes:
         site: ``embed``, ``initial_state``, ``loop t``, ``readout after t loops``, or an activation.
-        theirs: The original's number; its tensor's shape where shapes differ.
-        place: Index of the number in its tensor; None where shapes differ.
+        theirs: The original's number, or its shape where shapes differ.
+        place: Index of the number, if shapes agree.
     """
 
     site: str

@@ -27,7 +27,6 @@ class LoopRule:
         of_length: From the number of positions to T(n), the required number of loops. None:
             always ``shown``.
         scale: With ``of_length``, the model answers after ``ceil(scale T(n)) + extra`` loops.
-        extra: May be negative.
 
     Example:
         >>> LoopRule(13, of_length=lambda n_pos: n_pos - 1)(5), LoopRule(1)(5)

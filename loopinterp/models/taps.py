@@ -257,11 +257,7 @@ def _spell_bytes(number: int) -> str:
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Free bytes on a device, if known.
-
-    PyTorch's idle reserve on a GPU is free too; a CPU has the limits of this process's control
-    groups.
-    """
+    """Free bytes on a device, if known: with PyTorch's idle reserve, within control groups."""
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + idle

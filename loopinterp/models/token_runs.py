@@ -41,9 +41,8 @@ def _take(x: Tensor, axis: int, places: Int[Tensor, " batch"]) -> Tensor:
 class RecomputedRun:
     """Reruns the whole sequence for each token.
 
-    Attributes:
-        tokens: Prompts, padded on the right, with room for the new tokens ``[batch, pos]``.
-        number: The new token that is being chosen, from 0.
+    ``tokens`` are the prompts, padded on the right, with room for the new tokens ``[batch, pos]``;
+    ``number`` is the new token that is being chosen, from 0.
     """
 
     def __init__(

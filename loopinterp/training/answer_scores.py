@@ -35,12 +35,12 @@ _TOLERANCE = 0.01  # exact match to give up for slack, or for the steeper of two
 
 
 class Scores(NamedTuple):
-    """The scores of each example.
+    """The scores of each example, over its positions with a target.
 
     Attributes:
-        exact: Whether every position with a target is right.
-        share: Share of those positions that are right.
-        cross_entropy: Mean over them of the right answer's negative log-probability, in nats.
+        exact: Whether all are right.
+        share: Share that is right.
+        cross_entropy: Mean negative log-probability of the right answer, in nats.
     """
 
     exact: Bool[Tensor, "*loop example"]

@@ -259,12 +259,7 @@ def _cell(
 class OperandGrid(Result, kind="operand-grid"):
     """Exact match by the lengths of both operands and the number of loops.
 
-    Arrays:
-        exact_match: Share of answers that are fully right, with its 95% Wilson interval.
-
-    Attributes:
-        n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, if known.
+    ``exact_match`` is the share of answers that are fully right, with its 95% Wilson interval.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {"exact_match": f"loop n_a n_b {ESTIMATE}"}

@@ -39,8 +39,7 @@ _MOST_STARTS = 64  # initial bits that are tried
 class FiniteStage(ShortRepr):
     """A stage on the way to the smallest model.
 
-    Attributes:
-        chosen_start: Whether its initial bits were chosen after training.
+    ``chosen_start``: whether its initial bits were chosen after training.
     """
 
     n_bits: int

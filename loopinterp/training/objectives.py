@@ -185,9 +185,7 @@ def cross_entropy(
 class Curriculum:
     """Draws one length per example, uniform in ``min_n .. M``, where M grows.
 
-    Attributes:
-        longest: M.
-        done_at: Step at which M reached its greatest value, if it has.
+    ``longest`` is M; ``done_at`` the step at which it reached its greatest value, if it has.
     """
 
     _momentum = 0.9  # of the running accuracy

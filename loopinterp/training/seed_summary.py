@@ -29,16 +29,13 @@ _MEASURES = {  # summarised measures and their axes
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SeedSummary(Result, kind="seed-summary"):
-    """Mean over seeds and its standard error, from an evaluation of each seed.
+    """Mean over seeds and its standard error, from an :class:`EvaluationResult` of each seed.
 
     Arrays:
         exact_match: Mean over seeds, as for the other arrays that all evaluations have; the
             geometric mean of perplexities.
         exact_match_se: Its standard error, ``s / sqrt(seeds)`` with s the standard deviation of the
             seeds (denominator n - 1); for a perplexity, that of its logarithm.
-
-    Attributes:
-        n_samples: Examples in each cell of each evaluation.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -126,17 +123,14 @@ class SweepResult(Result, kind="sweep"):
     NaN without a finished seed; the error is NaN for a single one.
 
     Arrays:
-        exact_match: Mean over seeds (see :func:`~loopinterp.training.summarise_seeds`), as for the
-            other measures of an evaluation.
+        exact_match: As in :class:`SeedSummary`, like the other measures of an evaluation.
         n_seeds: Seeds behind the mean.
         seconds: Mean time to train a seed.
 
     Attributes:
-        n_samples: Examples behind each seed's share.
         figure_axes: The axis along which each measure is drawn.
         failed: Error messages, by setting and seed.
         missing: Settings and seeds that were not run yet (``only``).
-        not_judged: Distributions of the task that were left out.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -179,10 +173,7 @@ class SweepResult(Result, kind="sweep"):
         return rows.assign(failed=rows["setting"].map(errors))
 
     def in_short(self, measure: str = "exact_match") -> pd.DataFrame:
-        """Mean ± standard error as text: a row for each setting and distribution, by length.
-
-        Answers are read after the model's own number of loops, or the closest measured.
-        """
+        """Mean ± standard error as text: a row for each setting and distribution, by length."""
         import pandas as pd
 
         # [setting, distribution, length]

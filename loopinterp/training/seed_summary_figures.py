@@ -103,11 +103,7 @@ def _(result: SweepResult) -> list[Finding]:
 
 @figures_of.register
 def _(result: SweepResult) -> list[Figure]:
-    """Each measure along its axis: a panel for each distribution (and length, along loops).
-
-    Many settings are small multiples, a panel each: with a line for each distribution, or along
-    loops one figure for each distribution, with a line for each length.
-    """
+    """Each measure along its axis: a panel for each distribution, or for each of many settings."""
     figures, ran = [], _ran(result)
     for measure, along in result.figure_axes.items():
         # Along loops it is the measure after each number of loops, whatever T(n) is.

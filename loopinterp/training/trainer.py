@@ -74,9 +74,8 @@ class _Ema:
 class Drawn:
     """The data of a step.
 
-    Attributes:
-        inputs: Inputs of this process's examples, on the model's device.
-        ends: Loops of every example of the batch, over all processes.
+    ``inputs`` are those of this process, on the model's device; ``ends`` the loops of every example
+    of the batch, over all processes.
     """
 
     inputs: Tensor
