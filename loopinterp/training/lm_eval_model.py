@@ -46,6 +46,8 @@ def lm_eval_model(
     Raises:
         InputError: If the model is not causal, or the tokenizer has no first or last token.
         ModuleNotFoundError: If lm-eval is not installed (``pip install lm-eval``).
+
+    Source: the interface ``lm_eval.api.model.LM`` of lm-eval 0.4.
     """
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
