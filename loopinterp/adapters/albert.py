@@ -5,7 +5,7 @@ r"""ALBERT: post-norm layers with one set of weights for all loops, over all pos
     h_{t+1} = \operatorname{group}_{g(t)}(h_t), \qquad
     g(t) = \min(\lfloor t G / L \rfloor, G - 1)
 
-with L loops of the model's own and G groups of layers, most often one.
+with L loops and G groups of layers, most often one.
 
 Source: arXiv 1909.11942, and ``transformers``, ``models/albert/modeling_albert.py``.
 """

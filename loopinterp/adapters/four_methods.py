@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 class FourMethodAdapter(TappedModel):
     """A model in the four methods, with hooks on every module that its step calls.
 
-    The hooks are ``hook_state_pre`` and ``hook_state_post`` of each loop, and
-    ``loops.{t}.{module path}.hook_in`` and ``.hook_out`` of each module (``.calls.{k}`` before the
-    hook if it runs several times in a loop). An outermost module that maps a state to a state is a
-    layer instead, with ``hook_resid_pre`` and ``hook_resid_post``.
+    The hooks are those of a :class:`RepeatedAdapter`; a layer is an outermost module that maps a
+    state to a state.
 
     Args:
         published: The model; its weights are shared.

@@ -96,7 +96,7 @@ def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
 
 
 def phoneme_words() -> list[str]:
-    """A word for each token, for lenses and pages; a token without a symbol is its number.
+    """A word for each token; a token without a symbol is its number.
 
     Raises:
         InputError: If a package is not installed.

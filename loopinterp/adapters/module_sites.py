@@ -24,8 +24,8 @@ def axes_of(
 ) -> Axes | None:
     """The axes of an activation after the batch, from its shapes at two sizes of the input.
 
-    ``sizes`` are batch and positions of both inputs. None if the first axis is not the batch, or
-    another axis follows neither.
+    ``sizes`` are batch and positions of both. None if the first axis is not the batch, or another
+    axis follows neither.
     """
     (batch, n_pos), (other_batch, other_pos) = sizes
     if len(first) < 2 or len(first) != len(second):
@@ -69,10 +69,8 @@ def slots_of(
 ) -> list[Slot]:
     """The slots of one loop, in the order in which they fire.
 
-    Args:
-        calls: The calls of a loop; ``other`` the same calls for an input of another size.
-        sizes: Batch and positions of both inputs.
-        layers: Paths of the layers, around which the stream is.
+    ``other`` are the same calls for an input of another size; ``sizes`` are batch and positions of
+    both. ``layers`` are paths of layers, around which the stream is.
     """
     often = Counter(call.path for call in calls)
     seen: Counter[str] = Counter()

@@ -199,8 +199,8 @@ class HRMTextAdapter(NestedModel):
     Source: ``transformers``, ``models/hrm_text/modeling_hrm_text.py``.
 
     Args:
-        n_prefix: First positions that attend to one another in both directions, as those with
-            ``token_type_ids`` 1 of the published model: an instruction.
+        n_prefix: First positions that attend to one another in both directions
+            (``token_type_ids`` 1 of the published model): an instruction.
 
     Raises:
         InputError: If there is a prefix, and the model has ``prefix_lm = False``.

@@ -187,7 +187,7 @@ def record(native: OwnForward, inputs: Tensor) -> Recording:
     """Record a model's own forward, twice on the example and once on another size of it.
 
     Raises:
-        InputError: If a second run gives other numbers, or the other size makes other calls.
+        InputError: If a second run has other numbers, or the other size other calls.
     """
     (calls, logits), (_, again) = (
         record_calls(native.model, lambda: native.logits(inputs)) for _ in range(2)

@@ -198,12 +198,8 @@ class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
     An adapter defines its ``needs``, its site map, :meth:`run_embedding`, :meth:`run_loop` and
-    :meth:`run_readout`; and, if any, its initial state, the angles of its positions
-    (:meth:`rotation`) and its gate.
-
-    Args:
-        published: The model of the published code. Its weights are shared, not copied.
-        settings: Further fields of :class:`PublishedConfig`.
+    :meth:`run_readout`; and, if any, its initial state, its angles (:meth:`rotation`) and its gate.
+    The published weights are shared. ``settings`` are further fields of :class:`PublishedConfig`.
     """
 
     needs: ClassVar[tuple[str, ...]]  # dotted names of the parts by which it knows its model

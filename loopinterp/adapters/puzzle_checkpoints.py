@@ -67,9 +67,8 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
     Weights are read with ``weights_only``, which runs no code of the file.
 
     Args:
-        path: The file of weights, or the folder of a run with one such file.
-        seq_len: Positions of the data set's puzzles. None: as learned positions or an MLP over
-            positions tell.
+        path: The file of weights, or a folder with one such file.
+        seq_len: Positions of the data set's puzzles, if the weights do not tell.
 
     Raises:
         CheckpointError: If a file is damaged, or the architecture or tensors are others.

@@ -42,10 +42,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function or method when it is called.
 
     Numbers, truth values, texts, choices, ``None``, sequences of these, tensors, mappings,
-    functions and paths are checked. An ``InputError`` names an argument of another type or out of
-    range, an ``ArgumentError`` one that is missing or unknown. NumPy's numbers and arrays become
-    Python's; lists and arrays become tensors where a tensor is expected. Other types (models,
-    tasks) pass unchecked.
+    functions and paths are checked. An ``InputError`` names a wrong type or value, an
+    ``ArgumentError`` a missing or unknown argument. NumPy's numbers and arrays become Python's;
+    lists and arrays become tensors where a tensor is expected.
 
     Example:
         >>> from pydantic import PositiveInt

@@ -150,7 +150,7 @@ class Finding:
         text: A whole sentence for readers new to the field.
         section: As in :attr:`Figure.section`, or ``"verdict"`` (shown first).
         value: Its one number or name, formatted ("1.00", "loop 17"), or "".
-        good: Whether this is desirable; None where that has no meaning.
+        good: Whether this is desirable, if that has a meaning.
         label: A short heading for the value.
     """
 

@@ -35,10 +35,7 @@ _OPEN_SEAL = _SEALED_BY + 64 * "0"
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Replace a file in one step: readers see the old content or the new.
-
-    Temporary files of killed writes are removed.
-    """
+    """Replace a file in one step, and remove temporary files of killed writes."""
     with _replacing(Path(path)) as (handle, _), os.fdopen(os.dup(handle), "wb") as file:
         file.write(data)
 
@@ -290,7 +287,7 @@ def json_default(value: Any) -> Any:
 def lock(handle: int, *, wait: bool = False) -> bool:
     """Lock an open file until it is closed or its process ends; return whether the lock is held.
 
-    ``wait`` for another process to release it. ``OSError`` where files cannot be locked.
+    ``OSError`` where files cannot be locked.
     """
     try:
         import fcntl
