@@ -60,18 +60,12 @@ def explore_change(
 ) -> ChangedRun:
     """Explore the first example of a batch with its state at one loop and position replaced.
 
-    The run equals the clean run up to ``loop``, and continues from the new state.
-
     Args:
-        model: Any looped model.
-        batch: Examples of one length.
-        loop: Loops done before the state is replaced, from 0 on.
-        pos: The position whose state is replaced.
-        put_in: The new state: that of the example ``source`` there, the batch mean there, or zeros.
-        source: Row of the batch.
-        programs: Programs that read the same tokens. Each runs with the same interchange of its
-            own variables; a mean or zeros has no counterpart in a program.
-        plane: The plane to show states in; that of the changed run by default.
+        loop: Loops done before the state is replaced.
+        put_in: The new state: that of the example ``source`` (a row), the batch mean, or zeros.
+        programs: Programs that read the same tokens; each runs with the same interchange of its own
+            variables.
+        plane: By default the plane of the changed run.
         words: As for :func:`explore`, like ``symbols`` and ``ranks``.
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
