@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -290,27 +290,18 @@ def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str
 
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
     sequence = states.flatten(2)  # [loop, batch, pos * d_model]
-    residual, regimes = (
-        measures.relative_residual(states, allow_nonfinite=True),
-        classify_regimes(states),
-    )
-    distance = measures.distance_to_limit(
-        states.to(limit.dtype), limit, relative=True, allow_nonfinite=True
-    )
+    diverging: Any = {"allow_nonfinite": True}
+    residual, regimes = measures.relative_residual(states, **diverging), classify_regimes(states)
+    largest = measures.relative_residual(sequence, norm="max", **diverging)
+    distance = measures.distance_to_limit(states.to(limit.dtype), limit, relative=True, **diverging)
     return {
         "residual": _from_loop(residual, 1),
-        "residual_max": _from_loop(
-            measures.relative_residual(sequence, norm="max", allow_nonfinite=True), 1
-        ),
+        "residual_max": _from_loop(largest, 1),
         "distance": distance.float(),
-        "contraction": _from_loop(
-            measures.contraction_rates(states, allow_nonfinite=True).per_loop, 2
-        ),
-        "cosine": _from_loop(measures.update_cosine(states, allow_nonfinite=True), 2),
+        "contraction": _from_loop(measures.contraction_rates(states, **diverging).per_loop, 2),
+        "cosine": _from_loop(measures.update_cosine(states, **diverging), 2),
         "settled_at": measures.settling_time(residual, threshold=threshold).to(torch.int32),
-        "asymptotic_rate": measures.contraction_rates(
-            sequence, allow_nonfinite=True
-        ).asymptotic.float(),
+        "asymptotic_rate": measures.contraction_rates(sequence, **diverging).asymptotic.float(),
         "regime": regimes.regime.to(torch.int8),
         "period": regimes.period.float(),
     }

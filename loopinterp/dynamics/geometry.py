@@ -58,7 +58,7 @@ class GeometryResult(Result, kind="geometry"):
     injected inputs, one of limits.
 
     Arrays:
-        rank, participation: Dimensions of the states after each loop, about their mean.
+        rank, participation: Effective rank and participation ratio of the states after each loop.
         spread: Root mean square distance from the mean, over that from 0.
         set_rank, set_participation, set_spread, set_size: The same of the other sets; their sizes.
         control_rank, control_participation: Controls: those of as many Gaussian vectors.

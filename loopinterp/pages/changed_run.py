@@ -53,10 +53,6 @@ def explore_change(
     put_in: PutIn = "interchange",
     source: int = 1,
     programs: Sequence[LoopProgram] = (),
-    plane: ShownPlane | None = None,
-    words: Sequence[Any] | None = None,  # not str: some are looked up when they are asked for
-    symbols: Sequence[Any] | None = None,
-    ranks: int = 3,
 ) -> ChangedRun:
     """Explore the first example of a batch with its state at one loop and position replaced.
 
@@ -65,8 +61,6 @@ def explore_change(
         put_in: The new state: that of the example ``source`` (a row), the batch mean, or zeros.
         programs: Programs that read the same tokens; each runs with the same interchange of its own
             variables.
-        plane: By default the plane of the changed run.
-        words: As for :func:`explore`, like ``symbols`` and ``ranks``.
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)
@@ -102,13 +96,12 @@ def explore_change(
         states = [*(h[:1] for h in clean[:loop]), *(h[None] for h in run.states_after(state)[0])]
         why = Chosen(0, ExampleReason[put_in.upper()], described | {"source": source + 1})
         reader = bind(model, batch[:1].inputs)
-        options: Any = {"ranks": ranks, "words": words}
-        changed = ExploredRun(batch[:1], [why], reader, enumerate(states), **options)
+        changed = ExploredRun(batch[:1], [why], reader, enumerate(states), ranks=3)
         result = assemble(
             watch,
             [changed],
-            plane or ShownPlane.of([changed], None),
-            symbols=symbols,
+            ShownPlane.of([changed], None),
+            symbols=None,
             missing={Missing.CHANGED_RUN.name: {}},
             n_examples=len(batch),
         )
