@@ -1,7 +1,4 @@
-"""The page of one prompt, for a run, a zoo model or a published language model.
-
-Its cells are what a lens reads after each loop; see :func:`~loopinterp.pages.explore`.
-"""
+"""The page of one prompt, for a run, a zoo model or a published language model."""
 
 from __future__ import annotations
 
@@ -45,27 +42,24 @@ def write_lens_page(
 ) -> tuple[Path, Exploration]:
     """Write what a lens reads of one prompt at each loop, as one HTML file that works offline.
 
-    Returns the page's path and the exploration that it shows.
+    Returns the path and the exploration.
 
     Args:
-        model: Folder of a run; name of a zoo model; folder of a published model's checkpoint
-            (``save_pretrained``); or ``hf:owner/name``, whose weights are then downloaded.
-        prompt: In the words of the model's task (see :func:`~loopinterp.tasks.typed_example`), or
-            any text for a published model.
-        lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
-            to samples of the run's task; or the file of a fitted lens.
-        out: By default ``lens.html`` in the run's folder, or else in the current one; if it exists,
-            ``lens-2.html`` and so on. Only a page that is named is replaced.
-        n_loops: Loops to run; by default the model's own, or those of the fitted lens.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        trust_remote_code: Whether to run the code beside a published model's weights, if
-            ``transformers`` has none for it.
-        progress: Whether to show bars.
+        model: Folder of a run; name of a zoo model; folder of a published model
+            (``save_pretrained``); or ``hf:owner/name``, which is downloaded.
+        prompt: In the task's words (:func:`~loopinterp.tasks.typed_example`); any text for a
+            published model.
+        lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted to
+            samples of the task; or the file of a fitted lens.
+        out: By default ``lens.html`` in the run's folder or the current one; if it exists,
+            ``lens-2.html`` and so on.
+        n_loops: By default the model's own, or those of the fitted lens.
+        trust_remote_code: Run the code beside a published model's weights.
         seed: Seed of the samples that a lens is fitted to.
 
     Raises:
-        InputError: If there is no such model or lens, the lens does not fit the model, the prompt
-            is not in its words, or ``out`` is a file that is no earlier page.
+        InputError: If there is no such model or lens, they do not fit, the prompt is not in the
+            task's words, or ``out`` is no earlier page.
     """
     kind = _kind_of(model)
     chosen = _read_lens(lens)
@@ -122,7 +116,7 @@ def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> 
 
 @contextmanager
 def _bars_of_transformers(shown: bool) -> Iterator[None]:
-    """Show the progress bars of transformers inside the block only if ``shown``."""
+    """Show the bars of transformers inside the block only if ``shown``."""
     from transformers.utils import logging
 
     before = logging.is_progress_bar_enabled()

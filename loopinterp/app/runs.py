@@ -34,17 +34,16 @@ def configure(
     """The configuration that a ``train`` command describes.
 
     Args:
-        task: Start from the task's recipe, if its models generalise.
-        recipe: Name of another recipe to start from.
+        task: Start from its recipe, if that generalises.
+        recipe: Another recipe to start from.
         file: JSON of a configuration to start from.
         settings: ``key=value`` each.
-        flags: Settings with an option of their own; None if the option was not given.
-        without_recipe: Start from the demo's model, fitted to the task's inputs and outputs. What
-            such a model learns has not been measured.
+        flags: Settings with an option of their own; None if not given.
+        without_recipe: Start from the demo's model, fitted to the task's inputs and outputs.
 
     Raises:
-        InputError: If nothing says what to train, two things say it differently, or the task has
-            no recipe that generalises.
+        InputError: If nothing says what to train, two things do, or the task has no recipe that
+            generalises.
         ConfigError: If an option and a ``key=value`` name the same setting.
     """
     starts = {"--recipe": recipe, "--config": file, "--without-recipe": without_recipe or None}
@@ -90,7 +89,6 @@ def configure(
 
 
 def _recipe_of(name: str) -> training.TrainingConfig:
-    """The task's recipe, if its models generalise."""
     tasks.get_task(name)  # refused first if it is none
     known = {recipe: training.get_recipe(recipe) for recipe in training.list_recipes()}
     if name in known and known[name].generalises:
@@ -155,10 +153,8 @@ def compile_run(
     """Compile a program into a run, which can be analysed and reported like a trained one.
 
     Args:
-        program: Name of a stock program.
-        out: A folder without a run.
-        max_length: Greatest problem length that the model has room for.
-        disguises: ``distract``, ``permute``, ``superpose``, ``rotate``, applied in this order.
+        max_length: Greatest length that the model has room for.
+        disguises: ``distract``, ``permute``, ``superpose`` or ``rotate``, in order.
         seed: Seed of the disguises.
     """
     from loopinterp.training.run import MODEL, given_model_config, need_free_folder
@@ -205,14 +201,13 @@ def sweep_file(
 
     Args:
         file: The experiment, a :class:`~loopinterp.training.Sweep` as JSON.
-        out: Folder of its runs, table and page; see :func:`~loopinterp.training.run_sweep`.
-        settings: Further changes of the base configuration, ``key=value`` each.
-        scale: One of the experiment's scales (``laptop``, ``paper``).
+        out: Folder of its runs, table and page (:func:`~loopinterp.training.run_sweep`).
+        settings: Further changes, ``key=value`` each.
+        scale: ``laptop`` or ``paper``, if it has them.
         only: Settings to run now; all if empty.
         jobs: Processes, or simultaneous jobs on a cluster.
         cluster: ``slurm`` runs each cell as a job.
         cluster_options: Parameters of submitit, ``key=value`` each.
-        progress: Whether to show a bar.
     """
     from loopinterp.training.recipes import parse_value
 

@@ -65,13 +65,12 @@ class Session(ShortRepr):
 
     Attributes:
         model: Any looped model; an attribute ``n_ctx`` limits its positions.
-        folder: Results are saved here, under ``results/``.
-        owner: The run's present state, to which results belong.
-        cutoff: Greatest problem length that it was trained on, or made for.
+        folder: Results are saved under its ``results/``.
+        owner: The run's present state.
+        cutoff: Greatest length that it was trained on, or made for.
         trained: Whether it was trained in that folder.
-        distribution: Distribution of the examples; the task's first if None.
-        seed: Seed of the examples.
-        asked_length: The problem length for all studies; each study's own if None.
+        distribution: The task's first if None.
+        asked_length: The length for all studies; each study's own if None.
     """
 
     model: Any
@@ -135,7 +134,7 @@ class Session(ShortRepr):
     def with_room(self, n: int, fits: Callable[[int], bool] = lambda k: True) -> int:
         """The greatest length up to n that fits the predicate, the task and the model's positions.
 
-        If there is none, the shortest length of the task.
+        Else the shortest length of the task.
         """
         room = declared(self.model, "n_ctx")
         k = longest_length(self.task, n)
@@ -169,11 +168,11 @@ class Session(ShortRepr):
         return required if rule is None else int(rule.loops_for(torch.tensor(required)))
 
     def examples(self, times: int, batch_size: int) -> Batch:
-        """Examples of so many times the training cutoff, or the greatest affordable length."""
+        """Examples of so many times the training cutoff, or as long as affordable."""
         return self.sample(self.length(times * self.cutoff), batch_size)
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
-        """Examples of one length, scored after T(n) loops; of the run's distribution if None."""
+        """Examples of one length; of the run's distribution if None."""
         batch = self.task.sample(
             n,
             batch_size=batch_size,
@@ -202,7 +201,7 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
 
     Raises:
         CheckpointError: If the folder holds no run, or its files are damaged.
-        InputError: If the device is not there, or the seed is out of range.
+        InputError: If the device is not there.
     """
     run = _load_run(folder)
     model = run.model(device)
@@ -224,12 +223,8 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> LoopedTransformer:
     """The model of a run, with its task as ``model.task``.
 
-    :meth:`loopinterp.training.Run.load` gives the run itself: configuration, metrics, folder.
-    Models of the zoo are loaded by name, with :func:`~loopinterp.zoo.load_pretrained`.
-
-    Args:
-        folder: A folder that ``loopinterp train``, ``compile`` or ``demo`` wrote.
-        device: ``cpu``, ``cuda``, or ``auto``.
+    :meth:`loopinterp.training.Run.load` gives the run itself,
+    :func:`~loopinterp.zoo.load_pretrained` a model of the zoo.
     """
     return _load_run(folder).model(device)
 
@@ -256,12 +251,11 @@ def keep_in_memory(
 ) -> Session:
     """Open a model in memory, with a folder for its results and report.
 
-    The folder's ``config.json`` describes the model. Weights are not written: a foreign module
-    cannot be rebuilt from its weights.
+    The folder's ``config.json`` describes the model; weights are not written.
 
     Raises:
-        InputError: If the model or task is none, their tokens differ, or the folder holds another
-            run, or a model without weights that may differ.
+        InputError: If model and task do not fit, or the folder holds another run, or a model that
+            may differ.
     """
     need_model(model)
     need_task(task)

@@ -1,4 +1,4 @@
-"""The studies of ``loopinterp analyze``: their definition, register, and reasons to skip."""
+"""Studies of ``loopinterp analyze``: definition, register, reasons to skip."""
 
 from __future__ import annotations
 
@@ -57,15 +57,12 @@ class Study:
 
     Attributes:
         name: Name on the command line and of its files.
-        about: Its question.
-        run: Maps an open model to the result.
-        kind: The kind of its result.
         tasks: Tasks that it applies to; all if empty.
         of_programs: Whether it needs a task that a stock program solves.
-        needs: The study whose saved result it uses, if any.
-        hooks: Whether it needs a model with hooks inside its loops.
+        needs: The study whose saved result it uses.
+        hooks: Whether it needs a model with hooks.
         loops: Whether it needs a model of several loops.
-        skips: Further reason to skip it for a model, or None.
+        skips: Further reason to skip it.
     """
 
     name: str
@@ -104,7 +101,7 @@ STUDIES: list[Study] = []
 
 
 def studies() -> pd.DataFrame:
-    """The studies of ``loopinterp analyze``: question, tasks and report section of each.
+    """The studies of ``loopinterp analyze``, with question, tasks and report section.
 
     Example:
         >>> studies().loc["convergence", "section"]
@@ -132,11 +129,10 @@ def register_study(
 
     Args:
         name: Name on the command line and of its files.
-        module: The module that defines the class of its result.
-        section: Its section of the report.
-        kind: The kind of its result; ``name`` by default.
-        limits: ``tasks``, ``of_programs``, ``needs``, ``hooks``, ``loops`` and ``skips`` of
-            :class:`Study`.
+        module: Where the class of its result is.
+        section: Section of the report.
+        kind: Kind of its result; ``name`` by default.
+        limits: Further fields of :class:`Study`.
     """
     check_new_name("study", name, [study.name for study in STUDIES])
 

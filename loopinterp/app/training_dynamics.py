@@ -30,7 +30,7 @@ from loopinterp.dynamics.regimes import LEAST_LOOPS
 from loopinterp.models.iteration import states_at
 from loopinterp.models.protocol import describe_model
 from loopinterp.models.study_examples import fit_to_model, need_loops
-from loopinterp.probing.carry_wavefront import sample_chains
+from loopinterp.probing.carry_wavefront import front_speed, sample_chains
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_grid import majority_accuracy, with_random_weights
 from loopinterp.tasks import IGNORE, Addition
@@ -73,27 +73,24 @@ class Milestone(Enum):
 class TrainingDynamics(Result, kind="training-dynamics"):
     """The result of :func:`training_dynamics_study`, by step of training and by loop.
 
-    Loop 0 is the initial state. Step 0 is the untrained model, the control of every measure.
-
     Arrays:
-        exact_match: Share of examples right after T(n) loops.
+        exact_match: Share right after T(n) loops.
         loop_exact_match: The same after each loop.
-        residual: Mean relative residual of tokens at the training cutoff; NaN at loop 0.
-        converged: Share of tokens there that have reached a fixed point by that loop.
-        converged_right: Share that also have the right answer after that loop.
-        probe: Held-out accuracy of a linear probe for ``variable``, by ``distance``.
-        probe_random: Control: the same probe on the model with shuffled weights.
+        residual: Mean relative residual of tokens at the training cutoff.
+        converged: Share of them that have reached a fixed point by that loop.
+        converged_right: Share that also have the right answer then.
+        probe: Held-out accuracy of a linear probe for ``variable``.
+        probe_random: Control: ``probe`` on shuffled weights.
         majority: Control: always the most frequent class.
         whole_run: Share of effective interchanges that a program predicts at every delay.
-        cells: Pairs of token and value in the smallest transition table.
-        final_table: Whether that table is the one of the last snapshot, up to the first guess.
+        cells: Cells of the smallest transition table.
+        final_table: Whether it is that of the last snapshot, up to the first guess.
 
     Attributes:
-        cutoff: Greatest problem length in training.
-        variable: What is probed: ``carry``, ``answer``, or the name of the function given.
-        distance: Meaning of the axis: ``chain length`` of a carry, or ``position``.
-        threshold: Share from which a measure counts as reached.
-        n_samples: Examples of each accuracy, and of training and scoring of each probe.
+        cutoff: Greatest length in training.
+        variable: ``carry``, ``answer``, or the name of the function given.
+        distance: ``chain length`` of a carry, or ``position``.
+        threshold: Share that counts as reached.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -133,7 +130,7 @@ class TrainingDynamics(Result, kind="training-dynamics"):
         far ones are readable no later than near ones.
         """
         first = self.front
-        return first.isel(distance=0, drop=True).copy(data=[_speed(x) for x in first])
+        return first.isel(distance=0, drop=True).copy(data=[front_speed(x) for x in first])
 
     @property
     def closest_program(self) -> str | None:
@@ -168,11 +165,7 @@ class TrainingDynamics(Result, kind="training-dynamics"):
         return share >= self.threshold
 
     def step_of(self, milestone: Milestone) -> int | None:
-        """The first snapshot from which all have it; None if the last has it not.
-
-        Example: a share that reaches the threshold at step 200, falls below it at 300 and is above
-        from 400 on, is reached at 400.
-        """
+        """The first snapshot from which all have it; None if the last has it not."""
         reached = self.reached(milestone)
         if reached is None or not bool(reached.isel(step=-1)):
             return None
@@ -196,26 +189,26 @@ def training_dynamics_study(
 ) -> TrainingDynamics:
     """Measure accuracy, convergence, probes and program of every snapshot of a run, by loop.
 
-    All snapshots get the same examples. The snapshots are averaged weights
-    (:meth:`~loopinterp.training.Run.model_at`), so that every measure lags by the same steps.
+    All snapshots get the same examples. Snapshots are averaged weights
+    (:meth:`~loopinterp.training.Run.model_at`): every measure lags by the same steps.
 
     Args:
-        run: A run trained with ``snapshots`` (:class:`~loopinterp.training.SnapshotConfig`).
-        steps: Snapshots to measure; all by default.
-        lengths: Problem lengths of the accuracy; the training cutoff and twice it by default.
-        n_loops: Loops to follow; by default a quarter more than T(n) of the greatest length.
-        variable: Maps inputs to the classes ``[batch, pos]`` that are probed at each position with
-            one in all examples, ``IGNORE`` elsewhere. By default the carry of an addition, by
-            distance to the bit that decides it; of other tasks the answer.
-        programs: Names or programs to compare with; by default those of the task. ``[]`` for none.
-        n_samples: Examples of each accuracy, and for training and for scoring each probe.
-        threshold: Share from which a measure counts as reached.
+        run: Trained with ``snapshots`` (:class:`~loopinterp.training.SnapshotConfig`).
+        steps: Snapshots; all by default.
+        lengths: Lengths of the accuracy; the training cutoff and twice it by default.
+        n_loops: By default a quarter more than T(n) of the greatest length.
+        variable: Maps inputs to probed classes ``[batch, pos]``, ``IGNORE`` for none. By default
+            the carry of an addition, by distance to the bit that decides it; of other tasks the
+            answer.
+        programs: Programs to compare with; by default those of the task.
+        n_samples: Examples of each accuracy, and to train and to score each probe.
+        threshold: Share that counts as reached.
 
     Raises:
-        InputError: If the run has no such snapshot, its model makes one loop, or no position has a
+        InputError: If there is no such snapshot, the model makes one loop, or no position has a
             class in all examples.
 
-    Source: snapshots as in Pythia, arXiv 2304.01373.
+    Source: arXiv 2304.01373.
     """
     chosen = list(run.snapshots) if steps is None else sorted({*steps})
     if not chosen:
@@ -270,20 +263,9 @@ def _tables(run: Run, task: Task, steps: Sequence[int]) -> dict[str, list[float]
     }
 
 
-def _speed(first: xr.DataArray) -> float:
-    known = first.dropna("distance")
-    if known.size < max(3, first.size / 2):
-        return float("nan")
-    slope = float(np.polyfit(known["distance"].astype(float), known, 1)[0])
-    return 1 / slope if slope > 1e-9 else float("inf")
-
-
 @dataclass(frozen=True)
 class _Cells:
-    """Labelled positions; probes are trained on the first half of the samples, scored on the rest.
-
-    ``row``, ``pos`` and ``label`` are ``[distance, sample]``.
-    """
+    """Labelled positions; probes are trained on the first half of the samples."""
 
     inputs: Tensor
     row: Int[Tensor, "distance sample"]

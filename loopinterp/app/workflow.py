@@ -47,8 +47,8 @@ class Analysis:
 
     Attributes:
         results: The results; ``files`` has their paths.
-        skipped: Why a study does not apply to this model.
-        left_out: Why a study does not apply to its task.
+        skipped: Why studies do not apply to this model.
+        left_out: Why studies do not apply to its task.
     """
 
     results: dict[str, Result] = field(default_factory=dict)
@@ -73,18 +73,14 @@ def evaluate_run(
     """Exact match by length, saved in ``RUN/results``.
 
     Args:
-        run: Folder of a run, or an open model, which then decides seed and device.
-        lengths: Problem lengths. If None: 1, 2, 4, 8 and 12 times the training cutoff, as far as
-            the task, the model's room and :data:`~loopinterp.app.session.MOST_WORK` allow.
-        distributions: Input distributions; all of the task if None.
-        loops: Fixed numbers of loops to read the answer after, at every length.
+        run: Folder of a run, or an open model, which decides seed and device.
+        lengths: If None: 1, 2, 4, 8 and 12 times the training cutoff, as far as there is room.
+        distributions: All of the task if None.
+        loops: Read the answer also after these numbers of loops.
         stop: Stopping rules to compare with T(n): names of
-            :data:`~loopinterp.models.STOPPING_RULES`, with a number if wanted
-            (``residual=0.01``), or :data:`CALIBRATED`.
+            :data:`~loopinterp.models.STOPPING_RULES`, also with a number (``residual=0.01``), or
+            :data:`CALIBRATED`.
         samples: Examples for each length and distribution.
-        seed: Seed of the examples.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        progress: Whether to print progress.
     """
     from loopinterp.tasks.sampling import pick_distribution
 
@@ -125,11 +121,9 @@ def grid_run(
     """Exact match by both operand lengths, saved in ``RUN/results``; an interrupted one resumes.
 
     Args:
-        folder: The run.
         to: Greatest length of each operand.
         loops: Numbers of loops to read the answer after.
         samples: Examples for each pair of lengths.
-        seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
     """
     model = open_run(folder, seed=seed, device=device)
     unfinished = model.folder / "grid.unfinished.safetensors"
@@ -245,16 +239,14 @@ def analyze_run(
     """Run studies on a run's model and save each result in ``RUN/results``.
 
     Args:
-        run: Folder of a run, or an open model, which then decides seed and device.
-        studies: Names of studies, in any order. If None: all that apply to the task; those that
-            do not apply to the model are skipped with the reason.
-        exclude: Names of studies not to run.
-        length: Problem length of the examples; each study's own if None.
-        seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
+        run: Folder of a run, or an open model, which decides seed and device.
+        studies: If None: all that apply to the task; those that do not apply to the model are
+            skipped.
+        exclude: Studies not to run.
+        length: Length of the examples; each study's own if None.
 
     Raises:
-        InputError: If a requested study is unknown, does not apply to this model, or needs another
-            study's result.
+        InputError: If a requested study is unknown, does not apply, or needs another one's result.
     """
     _check_names([*(studies or ()), *exclude])
     model = run if isinstance(run, Session) else open_run(run, seed=seed, device=device)
@@ -367,11 +359,9 @@ def demo(
     """Train the demo's model, study it beside a finite-state model, and write the reports.
 
     Args:
-        out: Folder of the run; an interrupted one resumes.
+        out: An interrupted run resumes.
         seed: Seed of weights, data and studies; the recipe's if None.
         settings: Changes to the demo's recipe, ``key=value`` each.
-        threads: CPU threads; the recipe's if None.
-        progress: Whether to print progress.
     """
     from loopinterp.training.device import cpu_threads
 
@@ -442,21 +432,19 @@ def analyze_model(
 ) -> Analysis:
     """Evaluate and study a model in memory, any :class:`~loopinterp.LoopedModel`.
 
-    Results are saved in ``OUT/results``, where :func:`loopinterp.pages.write_report` reads them.
-    Weights are not saved; :meth:`loopinterp.training.Run.from_model` saves those of a
-    ``LoopedTransformer``.
+    Results are saved in ``OUT/results``; weights are not
+    (:meth:`loopinterp.training.Run.from_model` saves those of a ``LoopedTransformer``).
 
     Args:
-        model: A model in evaluation mode. Its attributes ``n_ctx`` (positions it has room for) and
-            ``reach`` (positions a loop reads to the left) are used if present.
-        task: The model's task. :class:`~loopinterp.models.WithVocabulary` maps a model with
-            another vocabulary to the task's tokens.
+        model: In evaluation mode. Its ``n_ctx`` (positions it has room for) and ``reach``
+            (positions a loop reads to the left) are used.
+        task: For a model of another vocabulary see :class:`~loopinterp.models.WithVocabulary`.
         out: A folder without a run, or an earlier one of the same model.
-        max_n: Greatest problem length that it was trained on, or made for.
-        origin: Where it comes from, in words that follow "The model was".
-        distribution: Distribution of the inputs; the task's first if None.
+        max_n: Greatest length that it was trained on, or made for.
+        origin: Continues "The model was".
+        distribution: The task's first if None.
         studies: As for :func:`analyze_run`.
-        samples: As for :func:`evaluate_run`, like ``seed`` and ``progress``.
+        samples: As for :func:`evaluate_run`.
     """
     _check_names(studies)
     studied = keep_in_memory(

@@ -1,7 +1,6 @@
 """The command line: train a looped transformer, open it, and write the report.
 
-What a command needs is imported when it runs, so that ``--help`` answers at once. The handler of
-interrupts (Ctrl-C) is in place before any slow import.
+What a command needs is imported when it runs, after the handler of interrupts (Ctrl-C) is in place.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; bad input is one message on stderr and exit status 2."""
-    with ending_in_one_line():
+    with _ending_in_one_line():
         from loopinterp.cli import run_commands, study_commands  # noqa: F401, in this order
         from loopinterp.cli.shared import run
 
@@ -29,13 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def ending_in_one_line() -> Iterator[None]:
+def _ending_in_one_line() -> Iterator[None]:
     """Inside, an interrupt ends the program, whatever libraries make of it.
 
-    Compiled modules that are interrupted while they are imported raise other errors or abort, so an
-    import is ended at once. An interrupt in a destructor raises nothing, so the signal itself is
-    remembered. A program that has its own handler, ignores interrupts (``nohup``), or calls from
-    another thread than the main one keeps its behaviour.
+    Compiled modules interrupted during import raise other errors or abort, so an import is ended at
+    once. An interrupt in a destructor raises nothing, so the signal is remembered. A program that
+    has its own handler, ignores interrupts (``nohup``), or calls from another thread keeps its
+    behaviour.
     """
     interrupted = False
     status = 128 + signal.SIGINT  # as a shell reports a process that an interrupt ended

@@ -1,4 +1,4 @@
-"""What several commands share: options, arguments, output, and the program itself."""
+"""What several commands share: options, arguments, output."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ app = typer.Typer(
 
 
 class _Command(TyperCommand):
-    """A command that takes no option's name for another option's value (``--out --json``).
-
-    In its help a value is N (a number) or TEXT, unless an option has a word for it.
-    """
+    """A command that takes no option's name for another option's value (``--out --json``)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -87,7 +84,7 @@ def read_path(path: str | Path) -> Path:
 
 
 def read_program(name: str) -> str:
-    """The name of a stock program, refused before anything else that is wrong with a command."""
+    """The name of a stock program."""
     try:
         loopinterp.get_program(name)
     except InputError as error:

@@ -52,22 +52,23 @@ _MAPS = ("reached", "status", "period", "loops", "distance", "exact")
 class BasinMapResult(Result, kind="basins"):
     """The limit that each initial state of a plane through one input's limit converges to.
 
-    The clean limit is at (0, 0), ``x`` points to the first corner, ``y`` is orthogonal to it.
-    Limits are numbered by the distance from the clean limit (0) at which they are first reached.
+    The clean limit is at (0, 0), and ``x`` points to the first corner. Distances are over its norm.
+    Limits are numbered as they are first reached, from near to far; 0 is the clean one.
 
     Arrays:
         reached: Number of the limit; -1 for none.
-        status, loops: :class:`Status` of the search, and its loops.
+        status, loops: :class:`Status` and loops of the search.
         period: Loops per turn of a cycle, 1 for a fixed point, 0 without a limit.
-        distance: From the limit reached to the clean one, over the clean one's norm.
-        exact: Whether the answer is right at the state reached.
-        next_reached, next_distance: Controls: the same initial states under the next input; 0 is
-            *its* clean limit, distances are to that of *this* input.
+        distance: From the limit reached to the clean one.
+        exact: Whether the answer is right there.
+        next_reached, next_distance: Controls: the same under the next input; 0 is *its* clean
+            limit, distances are to that of *this* input.
         corner_x, corner_y, corner_reached: Places of the corners, and their limits.
 
     Attributes:
-        unit: Length of 1 on the axes: norm of the clean limit; if 0, distance of the first corner.
-        same: Relative distance up to which two limits count as one.
+        unit: Length of 1 on the axes: the clean limit's norm; if that is 0, distance of the first
+            corner.
+        same: Relative distance of limits that count as one.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -84,11 +85,11 @@ class BasinMapResult(Result, kind="basins"):
         return share_of(self._is_of_limit(), "y", "x")
 
     def by_distance(self) -> xr.DataArray:
-        """Share that leads to each limit, by distance, [limit, distance, estimate]."""
+        """:meth:`shares` by distance from the clean limit, [limit, distance, estimate]."""
         return self._in_rings(self._is_of_limit())
 
     def next_by_distance(self) -> xr.DataArray:
-        """Control: share that leads to this limit under the next input, by distance."""
+        """:meth:`next_reaches_own` by distance, [distance, estimate]."""
         return self._in_rings(self.data["next_distance"] <= self.same)
 
     def _in_rings(self, hits: xr.DataArray, n_rings: int = 8) -> xr.DataArray:
@@ -108,18 +109,17 @@ class BasinMapResult(Result, kind="basins"):
         return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
 
     def radius(self) -> float:
-        """Distance within which all initial states lead to the clean limit; NaN without one."""
+        """Distance within which all initial states lead to the clean limit, or NaN."""
         away = self.from_own()
         lost = away.where(self.data["reached"] != 0).min()  # NaN where all come back
         within = away.where((away <= self.data["x"].max()) & ~(away >= lost)).max()
         return float(within.fillna(0)) if (self.data["reached"] == 0).any() else float("nan")
 
     def next_reaches_own(self) -> xr.DataArray:
-        """Control: share of initial states that reach this limit under the next input."""
+        """Control: share that reaches this limit under the next input, [estimate]."""
         return share_of(self.data["next_distance"] <= self.same, "y", "x")
 
     def limits(self) -> pd.DataFrame:
-        """A row per limit: share, period, distance to the clean one, mean exactness."""
         cells = self.data[[*_MAPS]].to_dataframe()
         reached = cells[cells["reached"] != NO_LIMIT].groupby("reached")
         first = reached[["period", "distance"]].first()
@@ -153,20 +153,17 @@ def basin_map(
     r"""Run one input from a grid of initial states in a plane through its limit and two corners.
 
     :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane and
-    :math:`u = \|h^*\|`. As a control, the same initial states are run under the next input.
+    :math:`u = \|h^*\|`. The control runs them under the next input.
 
     Args:
-        data: A batch of two or more, best of one length; or a task.
-        example: Index of the example.
+        data: Two or more examples, best of one length.
         corners: Two names (``"own"``: the model's initial state, ``"zeros"``, ``"noise 1"``,
-            ``"noise 2"``, ``"other 1"`` to ``"other 8"``: limits of the next examples), or two
-            states [pos, d_model] by name. By default the first other limit that differs (else
-            noise), and noise.
-        points: Initial states along each axis; with an odd number, the limit is one.
+            ``"noise 2"``, ``"other 1"`` to ``"other 8"``: limits of the next examples), or states
+            [pos, d_model] by name. By default another limit (else noise), and noise.
+        points: Initial states along each axis, an odd number.
         extent: Distance from the clean limit to the grid's edges, over its norm.
-        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
-        same: Relative distance up to which two limits count as one.
-        positions: Compare positions with a target, or all.
+        n_loops, tol: Loops in which a limit is sought, and its relative tolerance.
+        same: Relative distance of limits that count as one.
 
     Source: reachability, arXiv 2604.15259.
 
@@ -245,7 +242,6 @@ def _follow(
     tol: float,
     same: float,
 ) -> dict[str, Tensor]:
-    """The maps under one input; distances are to the first example's limit."""
     row = slice(example, example + 1)
     clean_limit = clean_limits.select(row)
     # Without a clean limit the first one that is reached is number 1.
@@ -275,8 +271,6 @@ def _follow(
 
 @dataclass(frozen=True)
 class _StatePlane:
-    """The plane ``centre + unit * (x axes[0] + y axes[1])``, with corners."""
-
     centre: Float[Tensor, "pos d_model"]
     axes: Float[Tensor, "axis pos d_model"]
     unit: float

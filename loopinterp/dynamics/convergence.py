@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -58,34 +58,33 @@ _OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
 class ConvergenceResult(Result, kind="convergence"):
     """Convergence of a looped model, token by token, with its accuracy.
 
-    Loop 0 is the initial state, where measures of updates are NaN.
+    Loop 0 is the initial state. In half precision, limits and spectral radii are those of the same
+    weights in float32.
 
     Arrays:
-        residual, residual_max: Relative residual of a token (2-norm); of a sequence (maximum norm).
+        residual, residual_max: Relative residual of a token (2-norm), of a sequence (maximum norm).
         distance: Relative distance to the limit (or the last state).
-        contraction, cosine: Ratio of an update's norm to the previous one's; cosine of the two.
-        right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
+        contraction, cosine: Ratio of the norms of two successive updates, and their cosine.
+        right: 1 right, 0 wrong, -1 not asked.
         kl, entropy, margin: Of the readout, means over counted positions: KL divergence from the
-            previous loop, entropy (nats), largest minus second largest logit.
+            previous loop, entropy (nats), distance of the two largest logits.
         settled_at: First loop from which the residual stays below ``threshold``; -1 for never. Not
-            yet convergence: see :meth:`settling_times`.
+            yet convergence (:meth:`settling_times`).
         stable_at: First loop whose answer is kept to the end of the run.
         regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
-        counted: Positions that means, quantiles and figures count.
-        asymptotic_rate: Contraction rate over the last loops above rounding.
-        limit_status: How the search for the limit ended (:class:`Status`).
+        counted: Positions that means and figures count.
+        asymptotic_rate: Contraction rate of the last loops.
+        limit_status: :class:`Status` of the search for the limit.
         spectral_radius, spectral_residual: Of the Jacobian at the first limits; known if their
-            product is at most 0.01.
+            product is <= 0.01.
         answer_loops: T(n) of each example.
-        rounding: Of a run in half precision: the largest relative difference that one late loop
-            makes between it and float32. Limits and spectral radii are then those of the same
-            weights in float32.
-        float32_regime, float32_settled_at: Of the run of these weights in float32.
+        rounding: In half precision: largest relative difference of one late loop from float32.
+        float32_regime, float32_settled_at: In half precision: of the same weights in float32.
 
     Attributes:
         threshold: Residual below which a token counts as converged.
         answered_after: The loops after which the answer is read, in words.
-        one_map: Whether all loops apply one map; if not, no limit is sought.
+        one_map: Whether all loops apply one map; else no limit is sought.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -143,7 +142,6 @@ class ConvergenceResult(Result, kind="convergence"):
         return at.where((at >= 0) & self.data["counted"])
 
     def settled_share(self) -> float:
-        """Share of counted tokens that converge."""
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
 
     def to_rounding_share(self) -> float:
@@ -162,8 +160,7 @@ class ConvergenceResult(Result, kind="convergence"):
     def fates(self) -> xr.DataArray:
         """One of :data:`FATES` for each example, [batch].
 
-        An example rests if all its counted tokens converge; answers are read at T(n) and at the
-        end.
+        An example rests if all its counted tokens converge.
         """
         exact = (self.data["right"] != 0).all("pos")
         first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)
@@ -195,18 +192,17 @@ def convergence_study(
 ) -> ConvergenceResult:
     """Follow the state of every token through the loops, to its limit if it has one.
 
-    Args:
-        data: A batch, best of one length; or a task.
-        n_loops: By default a quarter more than the longest T(n), and at least 24.
-        solver: Continues from the end of the run. Plain iteration finds the limit that the model
-            itself reaches; other solvers may find others.
-        limit_tol, limit_steps: Relative tolerance of the limit, and most steps beyond the run.
-        n_spectral: Examples with a limit whose spectral radius is computed.
-        threshold: Relative residual below which a token counts as converged.
-        positions: Count positions with a target, or all.
+    A run in half precision is compared, loop by loop, with the same weights in float32, which also
+    search for the limits.
 
-    A model that computes in half precision is followed as it is. Its loops are compared with those
-    of the same weights in float32, which also search for the limits.
+    Args:
+        data: Examples, best of one length.
+        n_loops: By default a quarter more than the longest T(n), and at least 24.
+        solver: Continues from the end of the run. Only plain iteration surely finds the limit that
+            the model reaches.
+        limit_tol, limit_steps: Relative tolerance of the limit; most steps beyond the run.
+        n_spectral: Examples with a limit whose spectral radius is computed.
+        threshold: Residual below which a token counts as converged.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(
@@ -275,7 +271,6 @@ def _at_limits(
 
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
-    """Arrays of a run in half precision that its rounding changes."""
     at = rounding.compare_with_float32(states, exact, threshold=threshold)
     whole = runs.run_loops(exact, len(states) - 1)  # in float32
     whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
@@ -295,27 +290,18 @@ def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str
 
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
     sequence = states.flatten(2)  # [loop, batch, pos * d_model]
-    residual, regimes = (
-        measures.relative_residual(states, allow_nonfinite=True),
-        classify_regimes(states),
-    )
-    distance = measures.distance_to_limit(
-        states.to(limit.dtype), limit, relative=True, allow_nonfinite=True
-    )
+    diverging: Any = {"allow_nonfinite": True}
+    residual, regimes = measures.relative_residual(states, **diverging), classify_regimes(states)
+    largest = measures.relative_residual(sequence, norm="max", **diverging)
+    distance = measures.distance_to_limit(states.to(limit.dtype), limit, relative=True, **diverging)
     return {
         "residual": _from_loop(residual, 1),
-        "residual_max": _from_loop(
-            measures.relative_residual(sequence, norm="max", allow_nonfinite=True), 1
-        ),
+        "residual_max": _from_loop(largest, 1),
         "distance": distance.float(),
-        "contraction": _from_loop(
-            measures.contraction_rates(states, allow_nonfinite=True).per_loop, 2
-        ),
-        "cosine": _from_loop(measures.update_cosine(states, allow_nonfinite=True), 2),
+        "contraction": _from_loop(measures.contraction_rates(states, **diverging).per_loop, 2),
+        "cosine": _from_loop(measures.update_cosine(states, **diverging), 2),
         "settled_at": measures.settling_time(residual, threshold=threshold).to(torch.int32),
-        "asymptotic_rate": measures.contraction_rates(
-            sequence, allow_nonfinite=True
-        ).asymptotic.float(),
+        "asymptotic_rate": measures.contraction_rates(sequence, **diverging).asymptotic.float(),
         "regime": regimes.regime.to(torch.int8),
         "period": regimes.period.float(),
     }
@@ -324,7 +310,6 @@ def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Ten
 def _readouts(
     iteration: Iteration, states: Tensor, targets: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """Arrays read from the states."""
     answers, gaps, entropies, margins = [], [], [], []
     before: Tensor | None = None
 

@@ -35,12 +35,12 @@ NO_ANSWER = "The readout is one number, so no answer is right or wrong."
 
 
 def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
-    """Add a finding if the model computes in half precision."""
+    """Add what rounding hides, if the model computes in half precision."""
 
     @wraps(findings)
     def with_note(result: Any) -> list[Finding]:
         first, *others = findings(result)
-        note = rounding_note(result)
+        note = _rounding_note(result)
         if note is None:
             return [first, *others]
         return [first, replace(note, section=first.section), *others]
@@ -48,8 +48,7 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
     return with_note
 
 
-def rounding_note(result: Any) -> Finding | None:
-    """What rounding decides, of a model that computes in half precision."""
+def _rounding_note(result: Any) -> Finding | None:
     config = result.provenance.config
     if (name := config.get("state_dtype")) is None:
         return None
@@ -69,12 +68,13 @@ def rounding_note(result: Any) -> Finding | None:
 
 
 def float32_note(result: Any, decided: str | None, compared: str) -> list[Finding]:
-    """How a half-precision run compares with float32; None: what rounding decides, if anything.
+    """How a half-precision run compares with float32.
 
-    ``decided`` is what rounding decides, formatted; ``compared`` ends the sentence.
+    ``decided`` is what rounding decides, formatted (None: not compared); ``compared`` ends the
+    sentence.
     """
     if decided is None:
-        note = rounding_note(result)
+        note = _rounding_note(result)
         return [] if note is None else [note]
     name = result.provenance.config["state_dtype"]
     text = f"The run is in {name}. In float32 the same weights {compared}"
@@ -86,7 +86,6 @@ def value_of(estimate: xr.DataArray) -> xr.DataArray:
 
 
 def span_of(values: xr.DataArray) -> str:
-    """Least and greatest value in words; one number if equal."""
     # Plus 0.0, as rounding leaves a sign: -0.00.
     low, high = (f"{round(float(end), 2) + 0.0:.2f}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
@@ -110,7 +109,7 @@ def stability_of(largest_radius: float) -> str:
 
 @findings_of.register
 def _(result: ConvergenceResult) -> list[Finding]:
-    note = _measured_rounding(result) or rounding_note(result)
+    note = _measured_rounding(result) or _rounding_note(result)
     findings = [_convergence(result), *([] if note is None else [note])]
     counts = result.regime_counts()
     common = max(counts, key=counts.__getitem__)
@@ -124,7 +123,6 @@ def _(result: ConvergenceResult) -> list[Finding]:
 
 
 def _measured_rounding(result: ConvergenceResult) -> Finding | None:
-    """What rounding moves, and what it decides."""
     decided = result.decided_by_rounding()
     if decided is None:
         return None
@@ -180,7 +178,7 @@ def _resolved(result: ConvergenceResult, *, good: bool) -> bool:
     """Whether rounding decides for at most one token in a hundred."""
     decided = result.decided_by_rounding()
     if decided is None:  # of a run in half precision that no run in float32 checks
-        return good or rounding_note(result) is None
+        return good or _rounding_note(result) is None
     return float(decided.sum() / result.data["counted"].sum()) <= 0.01
 
 
@@ -391,7 +389,6 @@ def _settling_times(shown: ConvergenceResult) -> Figure:
 
 
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
-    """Panels above exact match by loop, with T(n) if there is one."""
     answers = np.unique(result.data["answer_loops"])
     shown = [t for t in answers.tolist() if t <= result.n_loops]
     marks = [Reference(t, result.answered_after, "x") for t in shown]
@@ -409,5 +406,4 @@ def _positive(values: xr.DataArray) -> xr.DataArray:
 
 
 def _gaps(values: xr.DataArray) -> xr.DataArray:
-    """Infinity (never) as a gap in the line."""
     return values.where(abs(values) < np.inf)

@@ -46,11 +46,11 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     Arrays:
         exact, accuracy: Whether every asked position is right, and the share that is.
-        residual, norm: Means over asked positions, as in :class:`LoopMeasures`.
-        contraction, cosine: Medians over asked positions, as there.
+        residual, norm: Means over asked positions (:class:`LoopMeasures`).
+        contraction, cosine: Medians over asked positions.
         residual_max: Residual of the whole sequence in the maximum norm.
         length, answer_loops: Problem length and T(n).
-        float32_exact: Of a run in half precision: ``exact`` of the same weights in float32.
+        float32_exact: In half precision: ``exact`` of the same weights in float32.
 
     Attributes:
         trained_loops: Most loops in training, marked in the figure.
@@ -77,10 +77,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         return self.data["exact"].sel(loop=self.data["answer_loops"])
 
     def decided_by_rounding(self) -> int:
-        """Examples that float32 gets right and half precision wrong, or the reverse.
-
-        At T(n) or after the last loop; 0 for a run in float32.
-        """
+        """Examples that are right in one precision only, at T(n) or after the last loop."""
         if "float32_exact" not in self.data:
             return 0
         differs = self.data["exact"] != self.data["float32_exact"]
@@ -113,12 +110,11 @@ def extrapolation_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> ExtrapolationResult:
-    """Run far past T(n) and score the readout after every loop, with one state in memory.
+    """Run far past T(n) and score the readout after every loop.
 
     Args:
-        data: A batch, of one length or several; or a task.
-        n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
-        trained_loops: Most loops of a training run, marked in the figure.
+        n_loops: At least the longest T(n) of the batch; ten times that by default.
+        trained_loops: Most loops in training.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(model, data, needs_loops=n_loops is None, **drawn)

@@ -58,7 +58,6 @@ def _(result: ExtrapolationResult) -> list[Finding]:
 
 
 def _answers_in_float32(result: ExtrapolationResult) -> list[Finding]:
-    """What rounding decides of the answers of a run in half precision."""
     if "float32_exact" not in result.data:
         return float32_note(result, None, "")
     n_decided = result.decided_by_rounding()

@@ -43,7 +43,7 @@ class FixedPoint(ShortRepr):
     """Where a search for a fixed point ended.
 
     Attributes:
-        state: The last iterate, shaped like ``x0``; for diverged examples, the last finite one.
+        state: The last finite iterate, shaped like ``x0``.
         residuals: Relative residual of each iterate, starting with ``x0``.
         period: Steps per turn of a cycle, else 0.
     """
@@ -77,25 +77,21 @@ def find_fixed_point(
 ) -> FixedPoint:
     r"""Solve :math:`f(x^*) = x^*` for every example of a batch.
 
-    ``f`` must treat examples independently. Plain iteration also finds cycles
-    (:attr:`Status.CYCLE`). A map in half precision may end with
-    :attr:`Status.CONVERGED_TO_ROUNDING`. The guide's page "Finding fixed points" compares the
-    solvers.
+    ``f`` treats examples independently. Plain iteration also finds cycles (:attr:`Status.CYCLE`).
+    The guide's page "Finding fixed points" compares the solvers.
 
     Args:
-        model: A map that keeps shape and dtype, such as ``bind(model, inputs).step``; or a looped
+        model: A map that keeps shape and dtype, such as ``bind(model, inputs).step``, or a looped
             model.
-        x0: Starting states, ``[batch, ...]`` (a scalar is one example); for a looped model, its
-            inputs or a batch, and the search starts from the initial state. A model in half
-            precision is solved in float32, with the same weights.
+        x0: Starting states, ``[batch, ...]`` (a scalar is one example). For a looped model: inputs
+            or a batch; the search starts from the initial state, in float32.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol`` :math:`\|f(x)\|` +
             ``atol``, and of returns to a cycle.
-        solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
-            :class:`Solver`.
-        patience: Steps without progress after which an example counts as stalled.
-        divergence: Growth of the norm at which an example counts as diverged.
+        solver: A name of :func:`list_solvers`, or a :class:`Solver`.
+        patience: Steps without progress that end the search.
+        divergence: Growth of the norm that counts as divergence.
 
-    Source: the fixed-point view of looped transformers, arXiv 2604.15259.
+    Source: arXiv 2604.15259.
 
     Example:
         >>> point = find_fixed_point(lambda x: x / 2 + 1, torch.tensor(0.0))
@@ -155,7 +151,6 @@ def find_fixed_point(
 
 
 def _at_rounding(g: Callable[[Tensor], Tensor], x: Tensor, n_steps: int = 8) -> Tensor:
-    """Whether steps of the map stay within one rounding of a state, as no drift does, [batch]."""
     limit, stays, moved = rounding_of(x.dtype) * distance(x), torch.ones_like(x[:, 0]) > 0, x
     for _ in range(n_steps):
         moved = g(moved)
@@ -191,7 +186,6 @@ def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) 
 
 
 def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The given map and state, or a model's loop and initial state."""
     iteration = iteration_of(model, h)
     return (model, h) if iteration is None else (iteration.step, iteration.h0)
 
@@ -200,8 +194,8 @@ class _CycleWatch:
     r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
 
     Iterates are compared with an anchor, which moves at steps 1, 2, 4, 8, ... The first lag at
-    which an example is back within the tolerance is its candidate period. Slow spirals and drifts
-    also return, but their distance :math:`e_m` to the anchor after :math:`m` turns grows
+    which one is back within the tolerance is the candidate period. Slow spirals and drifts also
+    return, but their distance :math:`e_m` to the anchor after :math:`m` turns grows
     (:math:`e_4 = 2 e_2`). A candidate of extent :math:`A` above rounding :math:`\epsilon` is a
     cycle if
 

@@ -55,26 +55,25 @@ class GeometryResult(Result, kind="geometry"):
     """Dimension of the states, trajectories along principal axes, classes, and layers' limits.
 
     Loop 0 is the initial state. A set holds the states of all counted tokens: one per loop, one of
-    injected inputs, one of limits. Dimensions are of the spread about the mean.
+    injected inputs, one of limits.
 
     Arrays:
         rank, participation: Effective rank and participation ratio of the states after each loop.
-        spread: Root mean square distance from their mean, over the root mean square norm.
-        set_rank, set_participation, set_spread, set_size: The same of the other sets, and their
-            sizes.
+        spread: Root mean square distance from the mean, over that from 0.
+        set_rank, set_participation, set_spread, set_size: The same of the other sets; their sizes.
         control_rank, control_participation: Controls: those of as many Gaussian vectors.
-        exact: Whether an example is right when read after a loop.
-        right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
+        exact: Whether an example is right after a loop.
+        right: Each token after the last loop: 1 right, 0 wrong, -1 not asked.
         regime, settling: :class:`Regime` and :class:`SettlingClass` codes.
         rate, exponent: As in :class:`SettlingClasses`.
         limit_status: :class:`Status` of the search for a limit.
-        path, path_limit: States and limits of the first examples along their principal axes.
-        explained: Share of the variance of those states along each axis.
+        path, path_limit: States and limits of the first examples, along principal axes.
+        explained: Share of their variance along each axis.
         layer_residual, layer_cosine, layer_distance: As in :class:`LayerLimits`.
         answer_loops: T(n) of each example.
 
     Attributes:
-        no_layers: Why layers are skipped, a :class:`NoLayers` code; "" if they are not.
+        no_layers: Why layers are skipped (:class:`NoLayers`), or "".
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -149,18 +148,14 @@ def geometry_study(
 ) -> GeometryResult:
     """Measure the states of all examples after each loop, and follow a few trajectories.
 
-    Memory holds only second moments, ``n_loops * d_model**2`` numbers. Layers are followed if the
-    model has hooks and its block several layers.
+    Layers are followed if the model has hooks and its block several layers.
 
     Args:
-        data: A batch or a task.
-        n_loops: By default twice the longest T(n), and at least 48 (classes need long runs).
-        n_trajectories: Examples whose trajectories are recorded.
-        limit_tol, limit_steps: Relative tolerance of a limit, and most steps beyond the run.
-        positions: Count positions with a target, or all.
+        n_loops: By default twice the longest T(n), and at least 48.
+        n_trajectories: Examples whose paths are recorded.
+        limit_tol, limit_steps: Relative tolerance of a limit; most steps beyond the run.
 
-    Source: geometry of the fixed points, arXiv 2604.15259; trajectories, arXiv 2502.05171; cyclic
-    fixed points of layers, arXiv 2604.11791.
+    Source: arXiv 2604.15259; trajectories, arXiv 2502.05171; layers, arXiv 2604.11791.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(
@@ -283,7 +278,7 @@ def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, T
 def effective_rank(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
     r"""Effective rank :math:`\exp H(s / \sum s)` of the singular values of a set of states.
 
-    The set's members are along the axis before the last. It is 1 on a line and 0 at one point.
+    It is 1 on a line and 0 at one point.
 
     Source: Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
 
@@ -297,7 +292,7 @@ def effective_rank(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tenso
 def participation_ratio(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
     r"""Participation ratio :math:`(\sum s^2)^2 / \sum s^4` of the singular values of a set.
 
-    It counts the directions with most of the variance, and is at most :func:`effective_rank`.
+    It counts the directions with most of the variance, at most :func:`effective_rank`.
 
     Source: Gao et al. (2017), A theory of multineuronal dimensionality, dynamics and measurement.
     """
@@ -325,7 +320,6 @@ class PrincipalAxes(ShortRepr):
     explained: Float[Tensor, " component"]
 
     def project(self, states: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead component"]:
-        """Coordinates of states along the axes."""
         return (states - self.mean) @ self.axes.mT
 
 

@@ -188,7 +188,6 @@ def _layer_residuals(result: GeometryResult) -> Figure:
 
 
 def _trajectories(result: GeometryResult) -> Iterator[Figure]:
-    """Trajectories along two or three principal axes."""
     tokens = _shown(result)
     lines, heights = [], {}
     for name, paths, colour, dashed in _groups(tokens):
@@ -232,7 +231,6 @@ def _trajectories(result: GeometryResult) -> Iterator[Figure]:
 
 
 def _shown(result: GeometryResult) -> xr.Dataset:
-    """The first 24 tokens with trajectories, [token]."""
     n_shown = result.data.sizes["shown"]
     of_tokens = result.data[["right", "regime", "settling"]].isel(batch=slice(n_shown))
     drawn = result.data[["path", "path_limit"]].merge(of_tokens.rename(batch="shown"))

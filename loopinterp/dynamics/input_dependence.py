@@ -45,10 +45,10 @@ class InputDependenceResult(Result, kind="input-dependence"):
     relative to the limits' root mean square norm; NaN without a limit.
 
     Arrays:
-        status, period: :class:`Status` of the search for the clean limit; loops per turn of a
-            cycle, 1 for a fixed point, 0 without a limit.
-        over_inputs: Squared distance of an example's limit to the mean limit of all examples.
-        over_starts: Mean squared distance of its limits from all initial states to their mean.
+        status, period: Of the search for the clean limit, as in :class:`ReachabilityResult`.
+        over_inputs: Squared distance of a limit to the mean limit of all examples.
+        over_starts: Mean squared distance of an example's limits, from all initial states, to their
+            mean.
         effect: Relative change of the limit at a position when the token at another (``source``)
             becomes that of the next example; NaN if it is the same token.
         answer_changes: Whether the answer there changes: 1, 0, or -1 if unknown.
@@ -65,8 +65,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
     def share_of_input(self) -> xr.DataArray:
         """Share of the spread that inputs explain, :math:`V_{inputs} / (V_{inputs} + V_{starts})`.
 
-        1 if every input has its own limit, 0 if all share theirs; a bootstrap interval over
-        examples.
+        1 if every input has its own limit, 0 if all share theirs; bootstrap interval over examples.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
         inputs, starts = (
@@ -79,7 +78,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return float((self.data["over_inputs"] + self.data["over_starts"]).mean()) ** 0.5
 
     def by_distance(self, name: str = "effect") -> xr.DataArray:
-        """Mean of an array of tokens by distance from source to position (negative: leftwards)."""
+        """Mean of an array by distance from source to position (negative: leftwards)."""
         import xarray as xr
 
         values = self.data[name].where(self.data["counted"])
@@ -110,14 +109,13 @@ def input_dependence_study(
     """Compare limits over inputs and over initial states; change the input token by token.
 
     Args:
-        data: A batch of three or more, best of one length; or a task.
-        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
-        n_noise, n_others: Initial states of noise and of other examples' limits, beside the model's
-            own and zeros.
+        data: Three or more examples, best of one length.
+        n_loops, tol: Loops in which a limit is sought, and its relative tolerance.
+        n_noise, n_others: Initial states of noise and of other examples' limits, beside the own and
+            zeros.
         n_substituted: Examples whose tokens are changed one by one; all if None.
         n_sensitivity, n_probes: Examples whose limit is differentiated, and random directions of
             each derivative (relative error about ``1 / sqrt(2 * n_probes)``).
-        positions: Compare positions with a target, or all.
 
     Source: input dependence, arXiv 2604.15259.
     """
@@ -226,7 +224,6 @@ def _substitute(
     seek: Callable[..., Limits],
     n_substituted: int,
 ) -> tuple[Tensor, Tensor]:
-    """Effect ``[batch, source, pos]`` of one token of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)  # [batch, pos]

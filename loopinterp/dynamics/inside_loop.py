@@ -48,7 +48,7 @@ class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
 
     Arrays:
         change: Change of the pattern from loop ``t - 1`` to ``t``; NaN at loop 0.
-        exact: Whether an example is right when read after loop ``t``.
+        exact: Whether an example is right after loop ``t``.
         answer_loops: T(n) of each example.
     """
 
@@ -82,9 +82,7 @@ def attention_stabilisation_study(
 ) -> AttentionStabilisationResult:
     """Follow the attention pattern of every head through the loops.
 
-    Args:
-        data: A batch or a task.
-        n_loops: By default a quarter more than the longest T(n).
+    ``n_loops`` is by default a quarter more than the longest T(n).
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
@@ -140,7 +138,7 @@ def _compare_loops(
 ) -> tuple[Float[Tensor, "loop layer ..."], list[Tensor]]:
     """Compare each layer's activation with that of the previous loop; NaN in the first loop.
 
-    Returns the comparisons and the activations of the last loop, the only ones kept.
+    Also returns the activations of the last loop.
     """
     n_layers = model.site_map.n_layers
     last: deque[Tensor] = deque(maxlen=n_layers)
@@ -167,9 +165,8 @@ class LayerLimits(ShortRepr):
 
     Attributes:
         residual: :math:`\|s_l^t - s_l^{t-1}\| / \|s_l^t\|` over the positions of an example.
-        cosine: Of each pair of layers.
-        distance: :math:`\|s_l - s_m\|` over the mean of the two norms. (The cosine is near 1 at any
-            distance if the states share a large part.)
+        cosine: Of each pair of layers; near 1 at any distance if the states share a large part.
+        distance: :math:`\|s_l - s_m\|` over the mean of the two norms.
     """
 
     residual: Float[Tensor, "loop layer batch"]
@@ -189,9 +186,7 @@ def layer_limits(
     """Follow the state after every layer of the block (``hook_resid_post``, before the loop norm).
 
     If residuals vanish and distances do not, the block is a cycle of distinct points; if distances
-    vanish too, its layers have collapsed to one.
-
-    ``counted``: positions that residuals cover; all by default.
+    vanish too, its layers have collapsed to one. Residuals cover the ``counted`` positions.
 
     Source: arXiv 2604.11791.
     """
@@ -225,7 +220,6 @@ class NoLayers(str, Enum):
 
 
 def no_layers(model: Any) -> NoLayers | None:
-    """Why a model's layers cannot be compared, if so."""
     if not hasattr(model, "run_with_hooks") or not hasattr(model, "site"):
         return NoLayers.NO_HOOKS
     return None if model.site_map.n_layers > 1 else NoLayers.ONE_LAYER

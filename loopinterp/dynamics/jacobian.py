@@ -45,7 +45,6 @@ def jvp(
 
     Args:
         step: One loop, such as ``bind(model, inputs).step``.
-        h: State at which to differentiate.
         positions: Take the block of J from these positions to these positions, 0 elsewhere:
             indices, or a mask ``[pos]`` or ``[batch, pos]``.
     """
@@ -116,7 +115,6 @@ def _not_differentiable(error: RuntimeError, how: str) -> InputError:
 
 @contextmanager
 def _differentiable_kernels() -> Iterator[None]:
-    """Avoid fused kernels that lack derivatives."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -129,7 +127,6 @@ def _differentiable_kernels() -> Iterator[None]:
 
 @cache
 def _load_forward_mode() -> None:
-    """Let torch compile its forward derivatives, which use deprecated functions."""
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.simplefilter("ignore", DeprecationWarning)
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
@@ -138,10 +135,9 @@ def _load_forward_mode() -> None:
 def dense_jacobian(
     step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."]
 ) -> Float[Tensor, "batch size size"]:
-    """The whole Jacobian of each example: as many products as the state is large.
+    """The whole Jacobian of each example, by a product for each component.
 
-    Entry ``[b, i, j]`` is the derivative of component ``i`` after the loop by component ``j``
-    before it, in the order of ``h.flatten(1)``.
+    Entry ``[b, i, j]`` is the derivative of component ``i`` after the loop by ``j`` before it.
     """
     units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])  # [size, *state]
     columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]  # J e_j
@@ -176,8 +172,7 @@ def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
 class JacobianOperator(ShortRepr):
     """The Jacobian of each example at a state, on flat vectors ``[batch, size]``.
 
-    Restricted to positions, it is the block :math:`P J P`. States too small for ``n_values`` values
-    are refused.
+    Restricted to positions, it is the block :math:`P J P`.
 
     Attributes:
         n_products: Products made so far, with J or its transpose.
@@ -202,7 +197,7 @@ class JacobianOperator(ShortRepr):
         check_integer("k", n_values, least=1, most=int(self.sizes.min()))
 
     def parts(self, n_vectors: int) -> Iterator[tuple[Int[Tensor, " row"], JacobianOperator]]:
-        """Rows of the batch whose vectors fit in memory together, each with its operator.
+        """Rows of the batch whose vectors fit in memory, each with its operator.
 
         Only the step of a bound model can be split, and only on a CPU.
         """

@@ -1,6 +1,6 @@
 """Krylov methods on all examples at once: Arnoldi with restarts, and Golub-Kahan.
 
-Long vectors stay on the states' device; the small projected matrices are float64 on the CPU.
+Projected matrices are float64 on the CPU.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndar
 class Bidiagonal:
     """State of Golub-Kahan: ``A V = U B`` and ``A^T U = V B^T + beta v e^T``.
 
-    ``upper`` is B [batch, length, length]; ``beta`` and ``lengths`` are [batch]. An example with an
-    exhausted space has a shorter B, in the corner, and beta 0. ``right`` is V [batch, ., size].
+    ``upper`` is B [batch, length, length]; ``beta`` and ``lengths`` are [batch]. With an exhausted
+    space B is shorter, in the corner, and beta 0. ``right`` is V [batch, ., size].
     """
 
     upper: Tensor
@@ -190,8 +190,7 @@ def golub_kahan(
 ) -> Iterator[Bidiagonal]:
     """Bidiagonalise J, or ``change`` of products with J and its transpose.
 
-    One vector at a time, orthogonalised fully and twice. If the whole space is no larger than
-    ``max_vectors``, the last value covers it.
+    One vector at a time, orthogonalised fully and twice, up to the whole space.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """

@@ -34,7 +34,7 @@ ZERO = 1e-4
 
 @dataclass(frozen=True, repr=False)
 class Limits(ShortRepr):
-    """Where each example ended, with :class:`Status` codes and loops of the search.
+    """Where each example ended, with the :class:`Status` and loops of the search.
 
     ``state`` is a fixed point or a state of a cycle; without a limit, the last one reached.
     ``period`` is that of a cycle, 1 at a fixed point, else 0.
@@ -64,7 +64,7 @@ def find_limits(
 ) -> Limits:
     """Follow each example from a state until it converges or cycles.
 
-    Solvers other than plain iteration may find other limits than the model reaches.
+    Only plain iteration surely finds the limit that the model reaches.
     """
     solver = get_solver(solver)
     finite = start.isfinite().flatten(1).all(dim=1)
@@ -115,7 +115,6 @@ def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batc
 
 
 def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_model"]:
-    """Fixed points, and the mean state of each cycle."""
     total = torch.zeros_like(limits.state)  # sum of the states around each cycle
     for number, state in enumerate(around(iteration, limits)):
         total += torch.where((number < limits.period.clamp(min=1))[:, None, None], state, 0)
@@ -137,8 +136,7 @@ def limit_distances(
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Relative distance, and cosine, of each limit and another; NaN without a limit.
 
-    Two cycles are compared where they are closest. The iteration is bound to the inputs of
-    ``others``.
+    Two cycles are compared where they are closest. The iteration has the inputs of ``others``.
     """
 
     here = torch.where(counted[..., None], ends.state, 0).flatten(1)  # [batch, pos * d_model]
@@ -171,8 +169,8 @@ def answered_right(
 class DistinctLimits:
     """Numbers the limits of each example in order of arrival, from 0.
 
-    A limit takes the number of the first one within ``same`` of it, relative to the norm at counted
-    positions. ``firsts`` holds the first limits by number.
+    A limit takes the number of the first one within the relative distance ``same``. ``firsts``
+    holds these by number.
     """
 
     iteration: Iteration

@@ -46,23 +46,22 @@ WHERE = ("limit", "start", "random")
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LocalStabilityResult(Result, kind="local-stability"):
-    r"""Eigenvalues and singular values of the loop's Jacobian, of each example.
+    """Eigenvalues and singular values of the loop's Jacobian, of each example.
 
-    Along ``where``: the limit, and as controls the initial state and random states with the limit's
-    norms. On a cycle of p states the Jacobian is that of p loops. NaN without a limit or cycle.
+    At the limit and, as controls, at the initial state and random states with the limit's norms. On
+    a cycle of p states the Jacobian is that of p loops. NaN without a limit or cycle.
 
     Arrays:
-        turn: Loops of one turn: 1 at a fixed point, p on a cycle, 0 without either.
+        turn: 1 at a fixed point, p on a cycle, 0 without either.
         regime: :class:`Regime` code of the example's whole state.
-        right: 1 where the answer is right after the last loop, 0 where wrong, -1 without an answer.
-        eigenvalue_real, eigenvalue_imag, eigenvalue_residual: Eigenvalues of largest modulus, and
-            their relative residuals.
-        singular_value, singular_residual: Largest singular values, and their relative residuals.
-        solve_largest, solve_smallest, solve_known: Extreme singular values of I - J, and whether
-            they are known (otherwise their ratio is a lower bound).
+        right: After the last loop: 1 right, 0 wrong, -1 without an answer.
+        eigenvalue_real, eigenvalue_imag, eigenvalue_residual: Eigenvalues of largest modulus, with
+            relative residuals.
+        singular_value, singular_residual: The largest, with relative residuals.
+        solve_largest, solve_smallest, solve_known: Extreme singular values of I - J; if not known,
+            their ratio is a lower bound.
         growth, growth_at, growth_closed: As in :class:`TransientGrowth`.
-        lyapunov: Largest Lyapunov exponent from the end of the run on, in nats per loop, with its
-            interval over blocks of loops.
+        lyapunov: Largest Lyapunov exponent from the end of the run on, in nats per loop.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -80,7 +79,6 @@ class LocalStabilityResult(Result, kind="local-stability"):
         return self.data["turn"] > 0
 
     def eigenvalues(self) -> xr.DataArray:
-        """The leading complex eigenvalues, [where, batch, eigenvalue]."""
         return self.data["eigenvalue_real"] + 1j * self.data["eigenvalue_imag"]
 
     def radius(self) -> xr.DataArray:
@@ -118,9 +116,8 @@ def local_stability_study(
     """Linearise the loop at each example's limit or cycle, at its initial and at a random state.
 
     Args:
-        data: A batch (8 are mostly enough), or a task.
-        n_loops: Loops before the limit is sought; by default a quarter more than the longest T(n),
-            and at least 24.
+        data: Examples; 8 are mostly enough.
+        n_loops: Loops before the limit is sought, as in :func:`convergence_study`.
         k: Eigenvalues and singular values of each Jacobian.
         limit_tol: Relative tolerance of limits and cycles.
         tol, max_products: As for :func:`leading_eigenvalues`.
@@ -170,7 +167,6 @@ def local_stability_study(
 
 
 def _finite_states(state: Tensor) -> tuple[Tensor, Tensor]:
-    """The states, with zeros for non-finite ones; which are finite."""
     finite = state.flatten(1).isfinite().all(1)
     return torch.where(_per_example(finite, state), state, 0), finite
 
@@ -329,14 +325,14 @@ def lyapunov_exponents(
 
     .. math:: \lambda_i = \frac{1}{T} \sum_t \log |R_{t,ii}|
 
-    At a fixed point this is :math:`\log |\lambda_i(J)|`; above 0, close trajectories separate
-    (chaos). The interval is Student's t over ``n_blocks`` block means.
+    At a fixed point this is :math:`\log |\lambda_i(J)|`; above 0, close trajectories separate. The
+    interval is Student's t over ``n_blocks`` block means.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
         h: First state of each trajectory.
-        n_loops: Loops that are counted, at least one per block.
-        k: Number of exponents; each costs a Jacobian-vector product a loop.
+        n_loops: Counted loops, at least one per block.
+        k: Number of exponents.
         discard: Uncounted first loops; by default a quarter of ``n_loops``.
 
     Source: Benettin, Galgani, Giorgilli and Strelcyn, Meccanica 15 (1980).
@@ -384,7 +380,6 @@ def lyapunov_exponents(
 
 
 def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Q in the columns' type, R at least in float32."""
     q, r = torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32)))
     return q.to(columns.dtype), r
 

@@ -2,8 +2,8 @@
 
 States ``h_0 .. h_T`` are ``[loop+1, ..., d_model]``; with :math:`D_t = h_t - h_{t-1}`, entry
 ``t - 1`` of a result with ``T`` entries belongs to :math:`D_t`. Logits are
-``[loop+1, ..., d_vocab_out]``; entry ``t`` belongs to loop ``t``. Values that are not finite are
-refused, with their loop, unless ``allow_nonfinite``.
+``[loop+1, ..., d_vocab_out]``. Values that are not finite are refused, with their loop, unless
+``allow_nonfinite``.
 """
 
 from __future__ import annotations
@@ -137,8 +137,7 @@ def settling_time(
     """First loop (from 1) from which the residual stays below the threshold; -1 for never.
 
     Not yet convergence: in steady growth the residual falls as 1/t (:func:`classify_regimes`). NaN
-    counts as above the threshold. Entry ``t - 1`` of the :func:`relative_residual` belongs to loop
-    ``t``.
+    counts as above the threshold.
 
     Source: arXiv 2502.05171.
 
@@ -237,7 +236,6 @@ def check_states(
 
 
 def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
-    """Raise on non-finite values, with their loop."""
     bad = ~values.isfinite()
     if bad.any():
         first = start + int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
@@ -268,7 +266,6 @@ def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -
 
 
 def _last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
-    """The last loop (from 1) at which a condition holds; 0 for never."""
     loops = torch.arange(1, len(holds) + 1, device=holds.device)
     return (holds * loops.reshape(-1, *[1] * (holds.ndim - 1))).amax(dim=0)
 

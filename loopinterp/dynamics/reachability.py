@@ -41,25 +41,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ReachabilityResult(Result, kind="reachability"):
-    """Limits (fixed points or cycles) reached from several initial states, and after perturbations.
+    """Limits reached from several initial states, and after perturbations.
 
-    Initial states: the model's own, zeros, noise with the norms of the clean limit, and the limits
-    of other examples ("other 1" is the next one's). Values are NaN without a limit.
+    Initial states: the model's own, zeros, noise with the norms of the clean limit, limits of other
+    examples ("other 1": the next). NaN without a limit.
 
     Arrays:
-        status, loops: :class:`Status` of the search, and its loops.
+        status, loops: :class:`Status` and loops of the search.
         period: Loops per turn of a cycle, 1 for a fixed point, 0 without a limit.
-        alignment: Cosine of the limit and the clean one (the asymptotic alignment score of arXiv
-            2211.09961, for starts at other limits).
+        alignment: Cosine of the limit and the clean one (asymptotic alignment, arXiv 2211.09961).
         distance: Distance between the two over the norm of the clean one.
-        exact: Whether the answer is right at the state reached.
-        other_alignment, other_distance: Controls: the same between this example's clean limit and
-            the next one's.
-        n_limits: Different limits of an example, over all initial states.
+        exact: Whether the answer is right there.
+        other_alignment, other_distance: Controls: the same of the clean limits of this example and
+            the next.
+        n_limits: Different limits from all initial states.
         kick_status, kick_distance, kick_exact: The same after a perturbation of the limit.
 
     Attributes:
-        same: Relative distance up to which two limits count as one.
+        same: Relative distance of limits that count as one.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -86,7 +85,6 @@ class ReachabilityResult(Result, kind="reachability"):
         return share_of(distance <= self.same, "draw", "batch")
 
     def own_limit_differs(self) -> xr.DataArray:
-        """Examples whose clean limit differs from the next one's."""
         return self.data["other_distance"] > self.same
 
     def one_limit(self) -> xr.DataArray:
@@ -112,17 +110,16 @@ def reachability_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> ReachabilityResult:
-    """Run every example from several initial states, and from its perturbed limit, to a limit.
+    """Run every example from several initial states, and from its perturbed limit.
 
     A perturbation of size s adds noise of s times the norm of each position's state.
 
     Args:
-        data: A batch of two or more, best of one length; or a task.
-        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
+        data: Two or more examples, best of one length.
+        n_loops, tol: Loops in which a limit is sought, and its relative tolerance.
         n_noise, n_others: Initial states of noise, and of other examples' limits.
         kicks: Relative sizes of perturbations, with ``n_draws`` of each.
-        same: Relative distance up to which two limits count as one.
-        positions: Compare positions with a target, or all.
+        same: Relative distance of limits that count as one.
 
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 

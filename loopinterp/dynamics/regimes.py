@@ -60,14 +60,14 @@ class RegimeCriteria(Settings):
     """Thresholds between regimes.
 
     Attributes:
-        window: Late loops that are used; half of the trajectory if ``None``.
+        window: Late loops used; half of the trajectory if ``None``.
         at_rest: Relative residual up to which a state no longer moves.
         to_go: Relative path left to a fixed point at the present rate.
         recurrence: Mean squared change over an orbit's period, over twice the variance.
         straight: Net displacement over path length, above which a path is a drift.
-        rotation: Evenness of a rotation (mean resultant length), and its plane's share of variance.
+        rotation: Evenness of a rotation, and its plane's share of variance.
         divergence: Factor over the window by which updates and states both grow.
-        rounding: Relative residual that rounding alone explains; by the states' dtype if ``None``.
+        rounding: Relative residual of rounding; by the states' dtype if ``None``.
     """
 
     window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
@@ -91,15 +91,13 @@ def classify_regimes(
        rounding, and they lead nowhere (in half precision);
     3. **orbit**: returns to itself after a period (autocorrelation), or turns evenly in the plane
        of its first two principal components;
-    4. **drift**: displacement in one direction, bounded updates (the "slider");
+    4. **drift**: displacement in one direction, bounded updates; also a circle larger than the
+       window;
     5. **irregular**: none of these.
 
-    A circle larger than the window is a drift.
+    ``states`` are those after 0..T loops, at least 12; NaN and infinity mean divergence.
 
-    Args:
-        states: States after 0..T loops, at least 12; NaN and infinity mean divergence.
-
-    Source: the classes of arXiv 2502.05171, with tests of our own.
+    Source: the classes of arXiv 2502.05171.
 
     Example:
         >>> turns = torch.arange(25) * torch.pi / 3
@@ -179,7 +177,7 @@ class SettlingCriteria(Settings):
     """Thresholds between settling, marginal and drifting.
 
     Attributes:
-        window: Late loops that are used; half of the trajectory if ``None``.
+        window: Late loops used; half of the trajectory if ``None``.
         rounding: Updates up to this many rounding errors of the state count as none.
         fit: Least share of the variance of the log updates that a line explains (R²).
         fall: Factor over the window to which updates must fall for a rate below 1.
@@ -205,8 +203,7 @@ def classify_settling(
     - **marginal**: a fall as a power of the loop, or with a rate too close to 1;
     - **drifting**: no lasting fall (slide, orbit, chaos or divergence: :func:`classify_regimes`).
 
-    Args:
-        states: States after 0..T loops, at least 12; NaN and infinity mean drifting.
+    ``states`` are those after 0..T loops, at least 12; NaN and infinity mean drifting.
 
     Example:
         >>> loops = torch.arange(1.0, 62.0, dtype=torch.float64)

@@ -1,11 +1,10 @@
 r"""Rotation: orbits that turn with a period of their own, without converging or repeating exactly.
 
-Late states near a periodic or quasi-periodic orbit are a sum of harmonics
+Late states near such an orbit are a sum of harmonics with the period P in loops, not necessarily
+whole:
 
 .. math::
     h_t \approx \bar h + \sum_{k=1}^{K} \operatorname{Re}\left(A_k e^{2 \pi i k t / P}\right)
-
-with the period P in loops, not necessarily whole.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def lag_distance(
     .. math::
         r_p = \frac{1}{T - n} \sum_{t > n} \frac{\|h_t - h_{t-p}\|}{\|h_t\|}, \qquad p = 1 \dots n
 
-    All lags use the same last states. A cycle of p loops has :math:`r_p = 0`.
+    A cycle of p loops has :math:`r_p = 0`.
 
     Example:
         >>> states = torch.tensor([1.0, 2.0, 4.0]).repeat(4)[:, None]
@@ -58,14 +57,13 @@ def lag_distance(
 
 @dataclass(frozen=True, repr=False)
 class Rotation(ShortRepr):
-    """The rotation of one orbit.
+    r"""The rotation of one orbit.
 
     Attributes:
         period: Loops of a full turn.
-        explained: Share of the variance of the states over loops that is the rotation's; about
-            ``2 n_harmonics / T`` without any.
-        amplitudes: Complex amplitude of each harmonic, in the shape of a state.
-        mean: The mean state :math:`\\bar h`.
+        explained: Share of the variance over loops; about ``2 n_harmonics / T`` without a rotation.
+        amplitudes: Complex amplitudes of the harmonics, shaped like states.
+        mean: The mean state :math:`\bar h`.
     """
 
     period: float
@@ -76,8 +74,7 @@ class Rotation(ShortRepr):
     def phase(self) -> Float[Tensor, "*lead"]:
         """Angle of each position against the whole state's first harmonic, from -pi to pi.
 
-        That of the inner product with the amplitude summed over positions; positions of equal phase
-        turn together.
+        Positions of equal phase turn together.
         """
         first = self.amplitudes[0]
         total = first.flatten(0, -2).sum(0)  # [d_model]
@@ -91,14 +88,12 @@ def find_rotation(
     """The rotation of an orbit from the strongest frequency of its states.
 
     The spectrum is that of all features together, under a Hann window, with its maximum refined
-    between the discrete frequencies; harmonics are fitted by least squares.
+    between the discrete frequencies; harmonics are fitted by least squares. ``explained`` is NaN
+    for states that do not move, or by rounding alone.
 
     Args:
         states: Consecutive late states of one example, at least 16.
         n_harmonics: Harmonics of the period.
-
-    Returns:
-        The rotation; ``explained`` is NaN for states that do not move, or by rounding alone.
 
     Example:
         >>> turn = 2 * math.pi * torch.arange(200.0) / 4.8

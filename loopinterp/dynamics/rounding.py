@@ -1,10 +1,8 @@
 r"""Runs in half precision: what rounding moves, measured against the same loop in float32.
 
 One loop in the run's dtype is :math:`\tilde f(h) = f(h) + \epsilon(h)`, with f the loop in float32
-of the same weights. From the same state, :math:`\|\epsilon(h)\| / \|f(h)\|` is the *rounding* of a
-loop. A run that follows :math:`\tilde f` cannot come closer to a limit of f than these errors
-allow, so movement of that size does not tell whether it converges. A run in float32 from one of its
-late states does.
+of the same weights; :math:`\|\epsilon(h)\| / \|f(h)\|` is the *rounding* of a loop. Movement of
+that size does not tell whether a run converges. A run in float32 from one of its late states does.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ def described(model: LoopedModel, inputs: Tensor) -> dict[str, Any]:
 
 @contextmanager
 def full_precision(model: LoopedModel, inputs: Tensor) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The model of a study of limits, and the model for its provenance.
+    """The model for a study of limits, and for its provenance.
 
-    A model that computes in half precision is replaced by the same weights in float32, without
-    autocast, and the provenance says so (``computed_in``). A model that cannot be copied stays.
+    In half precision the same weights in float32, without autocast, replace it (``computed_in``). A
+    model that cannot be copied stays.
     """
     about = described(model, inputs)
     precise = in_float32(model, inputs) if "state_dtype" in about else None
@@ -61,8 +59,8 @@ class AtRounding(ShortRepr):
     Attributes:
         rounding: Largest relative difference that one late loop makes between the two.
         regime, period: As in :class:`~loopinterp.dynamics.Regimes`. A trajectory that moves, though
-            the run in float32 converges, has *converged to rounding* if its residual is small
-            and its movement leads nowhere.
+            the run in float32 converges, has *converged to rounding* if its residual is small and
+            its movement leads nowhere.
     """
 
     rounding: Float[Tensor, "batch pos"]
@@ -110,13 +108,11 @@ def compare_with_float32(
 
 
 def small_movement(rounding: Tensor, threshold: float) -> Float[Tensor, "batch pos"]:
-    """The threshold of a residual, where rounding allows it: at least two roundings."""
     # A residual is the difference of two states, each with its rounding.
     return (2 * rounding).clamp(min=threshold)
 
 
 def _difference(states: Tensor, precise: Iteration, loop: int) -> Float[Tensor, "batch pos"]:
-    """Relative difference of one loop in the two precisions, from the same state."""
     exact = precise.step(states[loop].float(), loop)
     gap = (states[loop + 1].float() - exact).norm(dim=-1)
     return share_of_size(gap, exact.norm(dim=-1))

@@ -64,10 +64,9 @@ class LoopMeasures(ShortRepr):
 def stream_measures(
     iteration: Iteration, n_loops: int
 ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"], LoopMeasures]]:
-    """Run a model and measure every loop, with at most two updates in memory.
+    """Run a model and measure every loop, with two updates in memory.
 
-    The numbers are those of :func:`relative_residual`, :func:`contraction_rates` and
-    :func:`update_cosine` for the whole run. States need not be finite.
+    States need not be finite.
 
     Yields:
         Loops made, from 0 to ``n_loops``; the state after them; measures of the last one.

@@ -1,4 +1,4 @@
-"""Batched fixed-point solvers: protocol, plain iteration, and three faster ones."""
+"""Batched fixed-point solvers: plain iteration, and three that find points that it does not."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ class Termination(Settings):
         tol, atol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
         divergence: Diverged when :math:`\|f(x)\| >` ``divergence`` :math:`(1 + \|x_0\|)`.
         patience: Stalled when the best residual has not fallen by one percent in this many steps
-            (``None``: never). It should exceed the number of positions, as a change may travel one
-            position a loop.
+            (``None``: never). It should exceed the number of positions.
     """
 
     tol: PositiveFloat = 1e-5
@@ -169,8 +168,8 @@ def _at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 class Picard(Settings, Solver):
     r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)` with damping.
 
-    With :math:`\beta = 1` it is the looped model's own iteration, which unstable fixed points
-    repel. A smaller :math:`\beta` damps oscillations.
+    With :math:`\beta = 1` it is the looped model's own iteration. A smaller :math:`\beta` damps
+    oscillations.
     """
 
     damping: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -195,7 +194,7 @@ class SecantSolver(Settings, Solver):
     .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma
 
     Args:
-        window: Number of differences kept; two states of memory each.
+        window: Differences kept; two states of memory each.
         mixing: :math:`\beta`.
         restart: Differences are dropped when the residual exceeds this many times the best one.
     """
@@ -237,7 +236,6 @@ def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -
 
 
 def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]:
-    """Put the newest row first, with zeros for non-finite ones."""
     new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)  # [batch, size]
     return torch.cat([new[:, None], history], dim=1)
 
@@ -251,8 +249,6 @@ class Anderson(SecantSolver):
     .. math::
 
         \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2.
-
-    It can find fixed points that repel the plain iteration.
 
     Source: Walker and Ni, 2011 (doi 10.1137/10078356X); Bai et al., 2019 (arXiv 1909.01377).
     """
@@ -282,10 +278,8 @@ class Broyden(SecantSolver):
 
     .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
 
-    It can find fixed points that repel the plain iteration.
-
     Source: Broyden, 1965 (doi 10.1090/S0025-5718-1965-0198670-6); Byrd, Nocedal and Schnabel, 1994
-    (doi 10.1007/BF01582063), section 6 for the closed form.
+    (doi 10.1007/BF01582063), section 6.
     """
 
     window: PositiveInt = 100
@@ -312,11 +306,10 @@ class NewtonKrylov(Settings, Solver):
         \|g - (I - J) d\| \le \eta_k \|g\|, \qquad
         \eta_k = 0.9 \, (\|g_k\| / \|g_{k-1}\|)^2 \le \eta_0,
 
-    then halve :math:`d` until the residual falls, or else make a plain step. A Jacobian-vector
-    product counts as one evaluation. It can find fixed points that repel the plain iteration.
+    then halve :math:`d` until the residual falls, or else make a plain step.
 
     Args:
-        max_vectors: Largest Krylov space; each vector costs one product and one state.
+        max_vectors: Largest Krylov space; each vector costs a product and a state.
         forcing: :math:`\eta_0`.
         backtracks: Most halvings; few are best where loops carry information along.
 

@@ -79,22 +79,20 @@ def leading_eigenvalues(
 ) -> Eigenvalues:
     """The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
 
-    Memory is that of ``max_vectors`` states. Under a causal mask J is block-triangular, and blocks
-    at single ``positions`` converge much sooner.
+    Under a causal mask J is block-triangular, and blocks at single ``positions`` converge much
+    sooner.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example, best a fixed point. For a looped model, its inputs or a batch: the
-            state is the limit that its loops reach.
+        h: State of each example, best a fixed point. For a looped model, inputs or a batch: the
+            state is their limit.
         tol: Relative residual at which an eigenvalue has converged.
-        max_vectors: Largest Krylov space, restarted with its leading half.
+        max_vectors: Largest Krylov space, in states.
         max_products: Most Jacobian-vector products.
         positions: Take the block of J from these positions to these positions: indices, or a mask
             ``[pos]`` or ``[batch, pos]``.
-        vectors: Whether to return eigenvectors.
 
-    Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
-    (2001).
+    Source: Stewart, SIAM J. Matrix Anal. 23 (2001).
 
     Example:
         >>> turn = torch.tensor([[0.0, -0.9, 0.0], [0.9, 0.0, 0.0], [0.0, 0.0, 0.5]])
@@ -215,9 +213,9 @@ def largest_singular_values(
     """The k largest singular values of each Jacobian, by Golub-Kahan bidiagonalisation.
 
     The first is the largest growth of a small perturbation in one loop. Arguments are those of
-    :func:`leading_eigenvalues`; each of the ``max_vectors`` costs two products and two states.
+    :func:`leading_eigenvalues`; each vector costs two products and two states.
 
-    Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
+    Source: Golub and Kahan (1965).
 
     Example:
         >>> shear = torch.tensor([[0.5, 1.0], [0.0, 0.5]])
@@ -273,7 +271,7 @@ def fixed_point_condition(
     :math:`(I - J)^{-1} \delta`, at most :math:`\|\delta\| / \sigma_{\min}`. Before convergence the
     smallest value is an upper bound. Arguments are those of :func:`largest_singular_values`.
 
-    Source: the geometry axis of arXiv 2604.15259; Golub and Kahan (1965) for the method.
+    Source: arXiv 2604.15259; Golub and Kahan (1965) for the method.
 
     Example:
         >>> diagonal = torch.tensor([0.5, -0.5, 0.9])

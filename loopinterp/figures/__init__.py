@@ -1,8 +1,7 @@
 """The look of every figure: one Plotly template, one palette, shared pieces.
 
-Text and backgrounds have no colours, so that figures fit light and dark pages. Colours stay
-distinct under simulated colour blindness, with a contrast of about 3 on white and near-black.
-Controls are grey and dashed.
+Text and backgrounds have no colours, to fit light and dark pages. Colours stay distinct under
+colour blindness. Controls are grey and dashed.
 
     >>> from loopinterp.figures import Series, line_figure
     >>> figure = line_figure(

@@ -52,7 +52,7 @@ SCALES: dict[str, str | list[tuple[float, str]]] = {
 
 
 def colour(index: int) -> str:
-    """The palette's colour of series ``index``, starting over after the last one."""
+    """The palette's colour of series ``index``, in a cycle."""
     return _COLOURS[index % len(_COLOURS)]
 
 
@@ -173,7 +173,7 @@ class Reference:
 def panel_figure(
     titles: Sequence[str], columns: int, *, panel_height: int, square: bool = False
 ) -> go.Figure:
-    """Empty axes in a grid; ``layout.meta`` lets the report adapt the grid to its width."""
+    """Empty axes in a grid; ``layout.meta`` lets the report adapt it to its width."""
     if not titles:
         raise InputError("panels", expected="at least one", given="none", fix="Give one.")
     columns = min(columns, len(titles))
@@ -220,7 +220,7 @@ class Style(NamedTuple):
 
 
 def styles(series: Iterable[Series]) -> dict[tuple[str, bool], Style]:
-    """The style of each (name, control); twelve series differ in colour, marker or dash."""
+    """The style of each (name, control); twelve differ in colour, marker or dash."""
     given: dict[tuple[str, bool], Style] = {}
     for one in series:
         key = (one.name, one.control)
@@ -315,7 +315,7 @@ def _is_far_right(figure: go.Figure, value: float, panel: int, log: bool) -> boo
 def axis_range(
     limits: tuple[float, float] | None, log: bool, values: Collection[Any] = ()
 ) -> dict[str, Any]:
-    """Kind and limits (in data units) of an axis; a logarithmic one has ticks at powers of ten."""
+    """Kind and limits (in data units) of an axis."""
     kind: dict[str, Any] = {"type": "log"} if log else {}
     counts = all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values)
     ends = limits or values

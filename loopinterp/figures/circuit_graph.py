@@ -46,8 +46,6 @@ WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
 class CircuitGraph(GraphParts):
     """Nodes (at most :data:`MOST_NODES`) and edges of a circuit.
 
-    A node of the loop stands for one in every loop.
-
     Example:
         >>> from loopinterp.figures import GraphEdge, GraphNode
         >>> graph = CircuitGraph(
@@ -91,8 +89,7 @@ class CircuitGraph(GraphParts):
     def with_facts(self, facts: Mapping[str, Sequence[tuple[str, str]]]) -> Self:
         """The graph with further facts about its nodes.
 
-        Keys are a node's id, label or first name; for a variable ``title.label``, as variables of
-        several programs may share a name.
+        Keys are a node's id, label or first name; for a variable ``title.label``.
         """
         nodes = []
         for node in self.nodes:
@@ -104,12 +101,11 @@ class CircuitGraph(GraphParts):
         return replace(self, nodes=tuple(nodes))
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph, JSON-ready."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read the output of :meth:`to_dict`; else a CheckpointError."""
+        """Read the output of :meth:`to_dict`."""
         try:
             nodes = []
             for node in saved["nodes"]:
@@ -126,7 +122,6 @@ class CircuitGraph(GraphParts):
             ) from error
 
     def to_json(self) -> str:
-        """The graph as JSON."""
         return json.dumps(self.to_dict())
 
     @checked
@@ -135,15 +130,12 @@ class CircuitGraph(GraphParts):
     ) -> str:
         """The drawing as a standalone SVG.
 
-        Args:
-            n_loops: Loops side by side; 0 for one block with arrows from its end to its start.
-            width: Width in pixels.
+        ``n_loops`` are shown side by side; 0 for one block with arrows from its end to its start.
         """
         layout = unfolded(self, n_loops, width) if n_loops else folded(self, width)
         return svg_of(self, layout, standalone=True)
 
     def to_html(self) -> str:
-        """The graph as a page."""
         page = Markup(
             '<!doctype html><meta charset="utf-8">{}<title>{}</title>'
             '<body style="font-family: sans-serif">{}'
@@ -241,7 +233,7 @@ def _node(node: GraphNode | None, place: Place) -> tuple[str, str, bool, float]:
 
 
 def fragment(graph: CircuitGraph, n_loops: int = 8) -> Markup:
-    """The graph as HTML, folded and unfolded over some loops, without style and script."""
+    """The graph as HTML, folded and unfolded, without style and script."""
     drawings = {
         "folded wide": svg_of(graph, folded(graph, WIDTHS["wide"])),
         "folded narrow": svg_of(graph, folded(graph, WIDTHS["narrow"])),
@@ -258,8 +250,6 @@ def fragment(graph: CircuitGraph, n_loops: int = 8) -> Markup:
 
 def security_policy(scripts: Iterable[str]) -> Markup:
     """The ``meta`` element that limits a page to these scripts and to no requests.
-
-    Inline styles are allowed, because Plotly sets them.
 
     Example:
         >>> "script-src 'sha256-" in security_policy(["1"])

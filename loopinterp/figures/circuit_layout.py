@@ -1,9 +1,8 @@
 """The layout of a circuit's drawing, folded or unfolded; text has a fixed pitch.
 
-Folded, it is a layered drawing of one block. An edge across several ranks has a place in each, so
-that it passes behind no box; edges to the next loop go around the right side, back to the top.
-Unfolded, each loop is a column and each node a row. Nodes of a column are in the order of
-computation, so every edge leads to the right.
+Folded, it is a layered drawing of one block. An edge across several ranks has a place in each, to
+pass behind no box; edges to the next loop go around the right side. Unfolded, each loop is a column
+of nodes in the order of computation, so every edge leads to the right.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Layout:
 
 
 def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
-    """A node's label in at most ``most`` lines of ``letters``; the rest is cut off."""
+    """A node's label in at most ``most`` lines of ``letters``, cut off."""
     lines = textwrap.wrap(node.label, letters, break_long_words=True) or [node.id[:letters]]
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: letters - 1].rstrip()}…"]

@@ -22,13 +22,12 @@ class GraphNode(ShortRepr):
     """A node of a circuit's graph.
 
     Attributes:
-        id: The name by which edges refer to it.
         kind: One of :data:`KINDS`.
         label: A few words or a line of code.
         section: One of :data:`SECTIONS`.
-        stage: Order of computation within the section.
-        note: Its place in the model, in a few words.
-        names: Words of the program's code that refer to it.
+        stage: Order of computation in the section.
+        note: Its place in the model.
+        names: Words of the code that refer to it.
         facts: Headings and texts about it.
     """
 
@@ -44,12 +43,12 @@ class GraphNode(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class GraphEdge(ShortRepr):
-    """An edge of a circuit's graph, from ``source`` to the ``target`` that reads it.
+    """An edge from ``source`` to the ``target`` that reads it.
 
     Attributes:
-        lag: Loops between the two: 0 within a loop, 1 to the next one, 2 to a later one.
+        lag: 0 within a loop, 1 to the next one, 2 to a later one.
         role: ``value``, ``key`` or ``query``; "" if unspecified.
-        effect: Sets the width of the edge; None if not measured.
+        effect: Width of the edge; None if not measured.
     """
 
     source: str
@@ -61,11 +60,10 @@ class GraphEdge(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class GraphParts(ShortRepr):
-    """The nodes and edges of a circuit, without its drawing.
+    """The nodes and edges of a circuit.
 
     Attributes:
-        title: The circuit's name.
-        edges: The edges; into a variable that the loop writes they have lag 1.
+        edges: Into a variable that the loop writes they have lag 1.
         code: The program as text, or "".
     """
 
@@ -83,7 +81,7 @@ class GraphParts(ShortRepr):
         """Edges of a run of ``n_loops`` loops: source, target, and the edge's number.
 
         ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops. Nodes outside
-        the loop have no prefix, and read the last loop.
+        have no prefix, and read the last loop.
         """
         edges = []
         for number, edge in enumerate(self.edges):

@@ -44,15 +44,14 @@ def heatmap_panels(
     """Heat maps side by side on one colour scale.
 
     Args:
-        panels: Values [row, column] by title ("" for none), all along the same two axes, whose
-            coordinates name rows and columns; NaN stays empty.
-        value_title: Title of the colour bar.
-        x_title: Title of the columns' axis, by default its name; ``y_title`` likewise of the rows'.
+        panels: Values [row, column] by title ("" for none), all along the same two axes; NaN stays
+            empty.
+        x_title: Title of the columns, by default their name; ``y_title`` of the rows.
         scale: ``mass`` and ``faint`` are for shares; ``diverging`` needs a symmetric
             ``value_range``.
-        value_range: Ends of the scale; by default 0 and 1 for shares, else those of the data.
-        columns: Panels in a row, by default up to four; the report uses fewer on a phone.
-        y_down: Whether the first row is at the top; by default if rows have names.
+        value_range: Ends of the scale; by default 0 and 1 for shares, else the data's.
+        columns: Panels in a row, by default up to four.
+        y_down: The first row is on top; by default if rows have names.
         overlay: A line over the panel of that title.
         marks: Named points (column, row) on every panel.
     """
@@ -120,9 +119,8 @@ def category_maps(
     """Maps side by side whose cells belong to categories.
 
     Args:
-        panels: As for :func:`heatmap_panels`, with numbers of categories from 0 on as values.
-        categories: Category -> its colour, as in :class:`Series`.
-        options: Further options of :func:`heatmap_panels`.
+        panels: As for :func:`heatmap_panels`; values are numbers of categories.
+        categories: Colours (:class:`Series`) by category.
     """
     figure = heatmap_panels(panels, value_title="category", **options)
     names, count = list(categories), len(categories)
@@ -153,11 +151,9 @@ def loop_slider_figure(
     x_title: str | None = None,
     y_title: str | None = None,
 ) -> go.Figure:
-    """Square heat maps with a slider over loops, such as attention patterns of all heads.
+    """Square heat maps with a slider over loops, such as attention patterns.
 
-    Args:
-        values: Shares [loop, panel, row, column]; coordinates of the second axis are the titles.
-        value_title: As for :func:`heatmap_panels`, like the other titles.
+    ``values`` are shares [loop, panel, row, column]; coordinates of the second axis are the titles.
     """
     if values.ndim != 4:
         expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"

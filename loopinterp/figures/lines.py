@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LinePanel(ShortRepr):
-    """Lines on one pair of axes; panels are stacked over a shared x-axis."""
+    """Lines on one pair of axes."""
 
     series: Sequence[Series]
     y_title: str
@@ -55,7 +55,7 @@ def line_figure(
 ) -> go.Figure:
     """Lines with interval bands on one pair of axes.
 
-    ``y_range`` is in data units, also on a logarithmic axis; ``references`` mark values.
+    ``y_range`` is in data units, also on a logarithmic axis.
     """
     panel = LinePanel(series, y_title, y_range=y_range, y_log=y_log, references=references)
     return line_panels([panel], x_title=x_title, x_log=x_log)
@@ -64,10 +64,10 @@ def line_figure(
 def line_panels(
     panels: Sequence[LinePanel], *, x_title: str, x_log: bool = False, columns: int = 1
 ) -> go.Figure:
-    """Panels of lines over one shared x-axis, one above the other or in a grid of ``columns``.
+    """Panels of lines over one x-axis, one above the other or in a grid of ``columns``.
 
-    Series of one name have one style and one legend entry in all panels. In a grid, panels show
-    the first one's y-title and should share its range.
+    Series of one name have one style and legend entry. In a grid, panels show the first one's
+    y-title and should share its range.
     """
     columns = min(columns, len(panels))
     height = 170 if columns > 1 else 300  # pixels of a panel
@@ -104,13 +104,11 @@ def bars_with_intervals(
     value_range: tuple[float, float] | None = None,
     references: Sequence[Reference] = (),
 ) -> go.Figure:
-    """Horizontal bars with intervals: ``x`` of a series names categories, ``y`` has the values.
+    """Horizontal bars with intervals; ``x`` of a series names categories, ``y`` has the values.
 
     Args:
-        groups: One series for each colour; the first category is at the top.
-        value_title: Title of the axis of values, with its unit.
-        value_range: Limits of that axis.
-        references: Values to mark on it (their ``axis`` is ignored).
+        groups: A series for each colour; the first category is on top.
+        references: Values to mark (their ``axis`` is ignored).
     """
     n_bars = sum(len(s.x) for s in groups)
     figure = panel_figure([""], columns=1, panel_height=max(26 * n_bars + 40, 160))
@@ -160,10 +158,7 @@ def by_head(values: xr.DataArray) -> xr.DataArray:
 
 
 def head_lines(values: xr.DataArray) -> list[Series]:
-    """A line for each head of values with axes layer, head and one more (besides ``estimate``).
-
-    A head has one colour in all figures.
-    """
+    """A line for each head of values with axes layer, head and one more (besides ``estimate``)."""
     heads = by_head(values)
     n = heads.sizes["head"]
     shades = map(colour, range(n)) if n < len(PALETTE) else ramp(n)  # grey is a control's
@@ -193,7 +188,6 @@ def space_figure(
     Args:
         lines: The first two coordinates; NaN leaves a gap.
         heights: The third coordinate of each line, by its name.
-        titles: Titles of the three axes.
     """
     figure, style_of = go.Figure(), styles(lines)
     for line in lines:

@@ -18,7 +18,7 @@ _GAP = 12  # pixels between legend and panel titles
 
 
 def titled(plot: go.Figure | CircuitGraph, title: str) -> go.Figure | CircuitGraph:
-    """A copy of a figure with a title above its legend, on a white page; a graph has its own."""
+    """A copy of a figure with a title above its legend, on white; a graph has its own."""
     if isinstance(plot, CircuitGraph):
         return plot
     copy: Any = go.Figure(plot)
@@ -48,12 +48,10 @@ def save_figure(
 
     Args:
         plot: A Plotly figure, or the graph of a circuit (html or svg).
-        path: The file.
-        title: Written above the figure; a graph has its own.
         width: Width of pictures in pixels.
 
     Raises:
-        InputError: For another ending, or a picture of a Plotly figure without kaleido.
+        InputError: For another ending, or a picture without kaleido.
 
     Example:
         >>> from loopinterp.figures import Series, line_figure

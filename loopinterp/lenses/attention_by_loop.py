@@ -1,4 +1,4 @@
-"""Attention by loop: where each head attends, compared with even attention."""
+"""Where each head attends by loop, compared with even attention."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ class AttentionResult(Result, kind="attention"):
     Arrays:
         patterns: Attention of one example.
         mass: Mean attention to the key ``distance`` positions to the left of its query (negative:
-            to the right), over queries that can see that far, with its 95% interval over examples.
-        mass_even: Control: the same under even attention to all visible keys; NaN where no key at
-            that distance is visible.
-        received: Mean attention that a key gets from all other queries that can see it, with its
-            interval; NaN where these are fewer than a quarter of the positions.
-        received_even: Control: the same under even attention.
+            to the right), over queries that see that far; 95% interval over examples.
+        mass_even: Control: the same under even attention to all visible keys; NaN where none is at
+            that distance.
+        received: Mean attention that a key gets from all other queries that see it, with its
+            interval; NaN if these are fewer than a quarter of the positions.
+        received_even, entropy_even: Controls: the same under even attention.
         entropy: Mean entropy of attention, in bits.
-        entropy_even: Control: the same under even attention.
 
     Attributes:
         labels: A label for each position of the example.
@@ -94,20 +93,16 @@ def attention_study(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> AttentionResult:
-    r"""Attention of every head at every loop, by position, by distance and by key.
+    """Attention of every head at every loop, by position, by distance and by key.
 
-    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and queries q that can
-    see q - d. A key k receives the mean of :math:`A_{q, k}` over all other queries that can see it,
-    which is large for a sink.
+    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and queries. A key k
+    receives the mean of :math:`A_{q, k}` over all other queries, which is large for a sink.
 
     Args:
-        data: A batch, inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
-            d_features]``), or a task to draw from; all of one length.
-        n_loops: Loops to run; the longest T(n) by default, required for inputs alone.
-        labels: A word for each position of the shown example; position numbers by default.
+        data: Examples of one length, or inputs alone.
+        n_loops: The longest T(n) by default; required for inputs alone.
+        labels: A word for each position of the shown example.
         example: The example shown in ``patterns``.
-        max_distance: Largest distance.
-        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -164,7 +159,7 @@ def _patterns(
 
 
 def _over_examples(mass: Tensor) -> Tensor:
-    """Mean and interval [loop, layer, head, place, estimate] over examples, the second axis."""
+    """Mean and interval over examples, the second axis."""
     n_examples = mass.shape[1]
     half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
     mean = mass.mean(1)  # [loop, layer, head, place]
@@ -174,7 +169,6 @@ def _over_examples(mass: Tensor) -> Tensor:
 def _by_key(
     patterns: Tensor, visible: Bool[Tensor, "head query key"]
 ) -> tuple[Tensor, Float[Tensor, "head key"]]:
-    """Mass received by each key ``[loop, batch, layer, head, key]``, and its even control."""
     n_pos = visible.shape[-1]
     # Queries that may see a key, the key itself left out: [head, query, key].
     others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)
@@ -187,7 +181,6 @@ def _by_key(
 def _by_distance(
     patterns: Tensor, visible: Bool[Tensor, "head query key"], max_distance: int
 ) -> tuple[Tensor, Float[Tensor, "head distance"], list[int]]:
-    """Mass at each distance ``[loop, batch, layer, head, distance]``, and its even control."""
     even = visible / visible.sum(-1, keepdim=True)
     mass, control, distances = [], [], []
     furthest = min(max_distance, visible.shape[-1] - 1)

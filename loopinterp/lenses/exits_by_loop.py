@@ -53,41 +53,34 @@ Per = Literal["example", "token"]
 class ExitResult(Result, kind="exits"):
     """The result of :func:`exit_study`. ``loop`` counts loops made, from 0.
 
-    With ``per="token"``, a row of ``batch`` is an asked token, not an example.
+    With ``per="token"``, a row of ``batch`` is an asked token.
 
     Arrays:
-        exact: Whether all asked positions of an example are right after a loop.
-        agreement: Share of them with the answer of the last loop.
-        norm: Mean norm of the state there, as in :class:`LoopMeasures`.
-        residual: Mean residual there, likewise.
-        cosine: Median cosine between successive updates there, likewise.
-        confidence: Mean probability of the top class there.
-        entropy: Mean entropy of the readout there, in nats.
-        readout_kl: Mean divergence of the readout from the previous loop's, in nats.
+        exact: Whether all asked positions are right after a loop.
+        agreement: Share of them with the last loop's answer.
+        norm, residual, cosine: Means (of the cosine the median) over them (:class:`LoopMeasures`).
+        confidence, entropy: Mean probability of the top class, and entropy of the readout (nats).
+        readout_kl: Mean divergence from the previous loop's readout (nats).
         score: Score of each rule; lower is readier to stop.
         tolerance: Tolerances of each rule, from no stop to all stops.
-        swept_exact: Share of examples right where the rule stops them, at each tolerance.
-        swept_loops: Mean number of loops, at least 1.
-        swept_dealt: Control: share right with the same stops assigned to examples at random.
-        own_exact: Share right with the rule's own tolerance.
-        own_loops: Mean number of loops with it.
-        another: Control: whether another example's right answer is read after some loop.
-        answer_loops: T(n) of each example; the last loop for inputs alone.
-        example: The example of each row.
-        swept_examples: Share of examples with all asked tokens right where each row stops.
-        swept_examples_dealt: Control: the same with stops drawn from those of the rule.
+        swept_exact: Share right where the rule stops, at each tolerance.
+        swept_loops: Mean number of loops.
+        swept_dealt: Control: share right with the same stops assigned at random.
+        own_exact, own_loops: The same with the rule's own tolerance.
+        another: Control: whether another row's right answer is read after some loop.
+        answer_loops: T(n); the last loop for inputs alone.
+        swept_examples: Share of examples with all asked tokens right where each stops.
+        swept_examples_dealt: Control: the same with stops drawn from the rule's.
         own_dealt, own_examples: As ``swept_dealt``, ``swept_examples``, with the own tolerance.
         frozen_exact, frozen_examples, frozen_loops: As ``own_exact``, ``own_examples`` and
-            ``own_loops``, where the state of a stopped token stays as it is
-            (:func:`~loopinterp.models.run_frozen`).
+            ``own_loops``, with frozen states (:func:`~loopinterp.models.run_frozen`).
         weighted_exact: Whether the answer of the mixture of all loops is right.
         weighted_loops: Mean loop under the gate's distribution over exits.
-        weighted_dealt: Control: share right with the distributions of other tokens, by deal.
-        float32_exact: Of a run in half precision: ``exact`` of the same weights in float32.
+        weighted_dealt: Control: share right with other tokens' distributions, by deal.
+        float32_exact: In half precision: ``exact`` of the same weights in float32.
 
     Attributes:
-        targets: Whether the data has targets; if not, the last loop's answer counts as right.
-        rules: Each rule as it was given.
+        targets: If not, the last loop's answer counts as right.
         per: What stops by itself: each ``example``, or each asked ``token``.
     """
 
@@ -114,7 +107,6 @@ class ExitResult(Result, kind="exits"):
 
     @property
     def n_loops(self) -> int:
-        """Loops of the run."""
         return self.data.sizes["loop"] - 1
 
     def decided_by_rounding(self) -> int | None:
@@ -138,7 +130,7 @@ class ExitResult(Result, kind="exits"):
         return float(exact.max()), int(exact.argmax()) + 1
 
     def gain(self, rule: str) -> tuple[float, float, float]:
-        """Share right, that of the control, and mean loops, where the two shares differ most."""
+        """Share right, the control's, and mean loops, where the shares differ most."""
         at = self.data.sel(rule=rule)
         best = int(np.argmax((at["swept_exact"] - at["swept_dealt"]).values))
         exact, dealt, loops = (
@@ -147,10 +139,7 @@ class ExitResult(Result, kind="exits"):
         return exact, dealt, loops
 
     def cheapest(self, rule: str) -> float | None:
-        """Least mean number of loops at which a rule matches the best fixed budget.
-
-        None if it never does, or no budget gets anything right.
-        """
+        """Least mean number of loops at which a rule matches the best fixed budget, if ever."""
         at, best = self.data.sel(rule=rule), self.best_loop()[0]
         good = at["swept_loops"].where((at["swept_exact"] >= best) & (best > 0))
         return float(good.min()) if good.notnull().any() else None
@@ -173,38 +162,34 @@ def exit_study(
 ) -> ExitResult:
     r"""Accuracy against loops, for fixed budgets, an oracle and stopping rules.
 
-    Every rule is swept over all tolerances, so that rules are compared at equal mean numbers of
-    loops. The oracle stops each example at its first right loop.
+    Every rule is swept over all tolerances, to compare rules at equal mean numbers of loops. The
+    oracle stops each example at its first right loop.
 
-    With ``per="token"``, each asked token stops by itself, where the rule's value at its position
-    first reaches the tolerance. Its answer is the readout of the full run at that loop: other
-    tokens go on.
+    With ``per="token"``, each asked token stops by itself; its answer is the readout of the full
+    run at that loop.
 
     With a gate :math:`\lambda_t`, the weighted exit of each token is the most probable class of
 
     .. math::
         \sum_t p_t \operatorname{softmax}(y_t), \quad p_t = \lambda_t \prod_{s<t} (1 - \lambda_s),
 
-    with what is left at the last loop. It reads all loops, whatever its mean exit.
+    with what is left at the last loop.
 
     Args:
-        data: A batch, a task to draw from, or inputs alone, where the last loop's answer counts as
-            right.
+        data: Examples, or inputs alone, where the last loop's answer counts as right.
         rules: Online rules by name; :data:`RULES` by default.
-        gate: The model's own gate: maps a state to a probability of stopping for each position or
+        gate: The model's own: maps a state to a probability of stopping for each position or
             example. It adds the rules "gate" and "gate, cumulated", and weighted exits.
-        per: What stops by itself: each ``example`` as a whole, or each asked ``token``.
-        frozen: With ``per="token"``: also run each rule at its own tolerance with the state of a
-            stopped token frozen, as some published models do; one more run for each rule.
-        n_loops: Loops to run; the longest T(n) by default.
-        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`; 256 examples by default.
+        frozen: With ``per="token"``: one more run for each rule, at its own tolerance, with the
+            states of stopped tokens frozen, as in some published models.
+        n_loops: The longest T(n) by default.
+        batch_size: 256 by default.
 
     Raises:
-        InputError: If a rule is offline, an example has no asked position, or ``frozen`` is asked
-            for whole examples.
+        InputError: If a rule is offline, or an example has no asked position.
 
-    Source: oracle over exits against gates and confidence, arXiv 2607.20519; second-order exits,
-        arXiv 2509.23314; the gate's distribution over exits, arXiv 2510.25741.
+    Source: oracle exits, arXiv 2607.20519; second-order exits, arXiv 2509.23314; weighted exits,
+    arXiv 2510.25741.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -287,7 +272,6 @@ def exit_study(
 def _examples(
     model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
 ) -> tuple[Tensor, Tensor | None, int, Tensor]:
-    """Inputs, targets if there are any, loops, and T(n) of each example."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         return inputs, None, n_loops, torch.full((len(inputs),), n_loops)
@@ -349,10 +333,7 @@ def _follow(
 
 
 def _of_another(answers: Tensor, right: Tensor) -> Tensor:
-    """Whether the right answer of another row, unless it is the same, is read at some loop.
-
-    From answers [loop, row, pos] and right ones [row, pos] to [row].
-    """
+    """Whether the right answer of another row, if it differs, is read at some loop."""
     other = right.roll(1, 0)
     at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
     return torch.where((other == right).all(1), math.nan, at_some.double())

@@ -205,7 +205,6 @@ def _(result: ExitResult) -> list[Finding]:
 
 
 def _rounding(result: ExitResult) -> list[Finding]:
-    """What rounding decides of the readings of a run in half precision."""
     n_decided = result.decided_by_rounding()
     compared = f"are right in the same {result.per}s at the same loops."
     if n_decided:
@@ -217,7 +216,7 @@ def _rounding(result: ExitResult) -> list[Finding]:
 
 
 def _rules(result: ExitResult, at: int) -> Finding:
-    """The rule that matches the best fixed budget of ``at`` loops with the fewest mean loops."""
+    """The rule that matches the best fixed budget of ``at`` loops with fewest loops."""
     costs = {str(rule): result.cheapest(rule) for rule in result.data["rule"].values}
     cheaper = {rule: cost for rule, cost in costs.items() if cost is not None and cost < at}
     if not cheaper:
@@ -234,7 +233,7 @@ def _rules(result: ExitResult, at: int) -> Finding:
 
 
 def _weighted(result: ExitResult) -> list[Finding]:
-    """Weighted exits, if the model has a gate, beside dealt weights."""
+    """Weighted exits, if there is a gate."""
     if "weighted_exact" not in result.data:
         return []
     exact, loops, dealt = (

@@ -37,17 +37,16 @@ class FittedLens(ShortRepr):
 
     The lens reads ``model.readout(A h + b)``. At a layer, h is the residual for a Jacobian lens;
     for a tuned lens it is the state in which the loop would end there. The last state is read
-    directly; a tuned lens also reads the last layer before it directly.
+    directly, by a tuned lens also the layer before it.
 
     Attributes:
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
         matrix, offset: A and b of each place.
-        places: ``(loops made, layer or None)`` of each; :data:`EVERYWHERE` for a shared map.
-        n_loops: Loops of the run.
-        n_layers: Layers of the tied block if there are maps inside loops; else 0.
+        places: ``(loops made, layer or None)``; :data:`EVERYWHERE` for a shared map.
+        n_layers: Layers of the tied block if maps are inside loops; else 0.
         n_before: Layers of the prelude.
-        n_examples: Examples that it was fitted on.
-        made: How it was fitted, and on which model (``weights_sha256``).
+        n_examples: Examples of the fit.
+        made: Options and model (``weights_sha256``) of the fit.
 
     Example:
         >>> lens = FittedLens(kind="tuned", matrix=2 * torch.eye(2)[None], offset=torch.ones(1, 2),
@@ -80,7 +79,6 @@ class FittedLens(ShortRepr):
 
     @property
     def d_model(self) -> int:
-        """Width of the states."""
         return self.offset.shape[1]
 
     @property
@@ -91,10 +89,7 @@ class FittedLens(ShortRepr):
     def transport(
         self, h: Float[Tensor, "*at width"], loop: int, layer: Layer = None
     ) -> Float[Tensor, "*at d_model"]:
-        """The predicted last state, from the residual at a place.
-
-        Layers may be narrower than a state of several parts.
-        """
+        """The predicted last state, from the residual at a place."""
         last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
         if loop == self.n_loops and (layer is None or last):
             return h
@@ -123,7 +118,7 @@ class FittedLens(ShortRepr):
 
     @classmethod
     def load(cls, path: str | Path) -> FittedLens:
-        """Read a saved lens; a CheckpointError if the file is missing, damaged, or no lens."""
+        """Read a saved lens."""
         tensors, texts = read_tensors_and_metadata(path)
         header = parse_json_object(texts.get(_HEADER, "")) or {}
         try:
@@ -140,12 +135,11 @@ class FittedLens(ShortRepr):
     def to_transformer_lens(self) -> Any:
         """The maps as TransformerLens' ``JacobianLens``.
 
-        Its layers are numbered as in an unrolled model: layer ``l`` of loop ``t`` (counted from 1)
-        is ``n_before + (t - 1) n_layers + l``, with ``n_layers = 1`` for maps of states. The
-        initial state, which is no block's output, is left out.
+        Layer ``l`` of loop ``t`` (counted from 1) is number ``n_before + (t - 1) n_layers + l``,
+        with ``n_layers = 1`` for maps of states. The initial state is left out.
 
         Raises:
-            InputError: If an offset is not 0, or the map is shared; the format has neither.
+            InputError: If an offset is not 0, or the map is shared.
         """
         from transformer_lens.tools.analysis import JacobianLens
 
@@ -181,8 +175,6 @@ class FittedLens(ShortRepr):
         """The maps of a TransformerLens ``JacobianLens``, at the loops of a model.
 
         Args:
-            lens: From ``JacobianLens.load`` or :meth:`to_transformer_lens`.
-            n_loops: Loops of the run.
             n_layers: Layers of the tied block; 0 if each layer of the lens is a loop.
             n_before: Layers of the prelude.
         """
@@ -236,7 +228,7 @@ def places(
 ) -> Iterator[LoopResidual]:
     """The residuals of a run, loop by loop; ``inside`` adds those after each layer.
 
-    Inside loops, a model without ``end_loop(h, e)`` runs another loop for each layer.
+    Without ``end_loop(h, e)``, the model runs another loop for each layer.
     """
     if not inside:
         for loop, h in iterate(model, inputs, n_loops):
@@ -323,7 +315,7 @@ def readout_without_coda(
 
 
 def as_wide(x: Tensor, width: int) -> Tensor:
-    """A residual padded with zeros, if a layer is narrower than a state of several parts."""
+    """A residual padded with zeros up to the width of a state."""
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 

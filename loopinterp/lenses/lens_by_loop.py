@@ -53,35 +53,33 @@ if TYPE_CHECKING:
 class LensResult(Result, kind="lens"):
     r"""The result of :func:`lens_study`.
 
-    ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", after a loop, or
-    "layer 0", …: after that layer of the last loop (NaN at loop 0, or -1 in integers).
+    ``loop`` counts loops made: 0 is the initial state. ``layer`` is "state", after a loop, or
+    "layer 0", …: after that layer (NaN at loop 0, or -1 in integers).
 
     Arrays:
         answer: The top class.
-        rank: Rank of the target class, 1 for the top.
-        probability: Probability of the target class.
-        entropy: Entropy of the reading, in nats.
-        kl: :math:`\mathrm{KL}(p_T \| q)` from the final readout to the reading, in nats.
-        wanted: The target class, without targets the final answer; -1 where nothing is asked.
-        settled: The loop, 1 or later, from which the reading equals the final one.
-        flips: Changes of the reading between consecutive loops, from loop 1 on.
-        reading_kl: Mean of ``kl`` over the asked positions, by ``reading``: "lens", and as controls
-            "plain" (final norm and unembedding alone), or for the logit lens of a model with a coda
-            "coda" (its own readout), and "shuffled" (components of the state, mean of four).
-        reading_top: Share of the asked positions with the target class on top, likewise.
+        rank, probability: Those of the target class; rank 1 is the top.
+        entropy: Entropy of the reading (nats).
+        kl: :math:`\mathrm{KL}(p_T \| q)` from the final readout to the reading (nats).
+        wanted: The target class, or the final answer; -1 where nothing is asked.
+        settled: The loop, from 1, from which the reading equals the final one.
+        flips: Changes of the reading from loop to loop, from 1 on.
+        reading_kl: Mean ``kl`` over the asked positions, by ``reading``: "lens"; controls "plain"
+            (final norm and unembedding alone) or, for the logit lens, "coda" (the model's readout),
+            and "shuffled" (components of the state, mean of four).
+        reading_top: Share of them with the target class on top, likewise.
         unigram_kl: Control: the divergence to the mean of all :math:`p_T`.
-        majority_top: Control: share of the asked positions whose target is the majority class.
-        transfer_kl: Mean ``kl`` of the state after loop ``applied``, read through the map of loop
+        majority_top: Control: share of targets that are the majority class.
+        transfer_kl: Mean ``kl`` of the state after loop ``applied`` through the map of loop
             ``translator``.
-        expected_top: Share of asked positions read as the known intermediate value, or NaN.
-        float32_answer: Of a run in half precision: ``answer`` of the same weights in float32.
+        expected_top: Share of asked positions read as the known intermediate value.
+        float32_answer: In half precision: ``answer`` of the same weights in float32.
 
     Attributes:
         lens: "logit", "coda", "tuned" or "jacobian".
         has_coda: If not, "logit" and "coda" are the same lens.
-        targets: Whether the data has targets.
-        n_fit: Examples that the lens was fitted on, or 0.
-        of_other_weights: Whether it was fitted on other weights.
+        n_fit: Examples of the fit, or 0.
+        of_other_weights: Whether the fit had other weights.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -105,11 +103,10 @@ class LensResult(Result, kind="lens"):
 
     @property
     def n_loops(self) -> int:
-        """Loops of the run."""
         return self.data.sizes["loop"] - 1
 
     def decided_by_rounding(self) -> float | None:
-        """Share of readings of asked positions that float32 has otherwise; None in float32."""
+        """Share of readings that float32 has otherwise; None in float32."""
         if "float32_answer" not in self.data:
             return None
         differs = (self.data["answer"] != self.data["float32_answer"]).sel(layer=STATE)
@@ -154,23 +151,20 @@ def lens_study(
                :func:`fit_jacobian_lens`
     ========== ==========================================================================
 
-    Inside a loop the first three read the state in which the loop would end there. A lens is fitted
-    on other examples than it reads.
+    Inside a loop the first three read the state in which the loop would end there.
 
     Args:
-        data: A batch, inputs alone, or a task to draw from; all with one required number of loops.
+        data: Examples with one T(n), or inputs alone.
         lens: Its name, or a fitted lens.
-        n_loops: Loops T of the run; T(n) by default, that of its fit for a fitted lens.
-        inside: Whether to read after each layer too; this needs a model with hooks.
+        n_loops: T, by default T(n), or that of a fitted lens.
+        inside: Read after each layer too, by hooks.
         positions: Positions to read; all by default.
-        fit_on: Data to fit on; by default the data's task, with another seed.
-        expected: Known intermediate answers after each loop from 0 on, -1 for none; for a compiled
-            model ``program.trace(batch.inputs, n_loops=T).outputs``.
-        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`.
+        fit_on: Other examples, to fit on; by default of the data's task.
+        expected: Known intermediate answers after each loop from 0 on, -1 for none:
+            ``program.trace(batch.inputs, n_loops=T).outputs``.
 
     Raises:
-        InputError: If examples differ in T(n), one has no asked position, or the lens does not fit
-            the model.
+        InputError: If examples differ in T(n), one has no asked position, or the lens does not fit.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -291,7 +285,7 @@ class PlaceReader:
 
     @property
     def reads_layers(self) -> bool:
-        """Whether it reads inside loops too; a fitted lens needs maps for that."""
+        """Whether it reads inside loops too."""
         lens = self._fitted
         return lens is None or lens.shared or lens.n_layers > 0
 

@@ -63,7 +63,6 @@ def _(result: LensResult) -> list[Finding]:
 
 
 def _rounding(result: LensResult) -> list[Finding]:
-    """What rounding decides of the readings of a run in half precision."""
     share = result.decided_by_rounding()
     shown = None if share is None else percent(share)
     compared = "have the same readings."

@@ -60,22 +60,19 @@ def fit_tuned_lens(
     """Train an affine map for each place, or one for all, on the run's final readout.
 
     Maps start as the identity and minimise the mean KL from the final readout at the asked
-    positions, by Adam with a learning rate that falls linearly to 0. At a layer they apply to the
-    state in which the loop would end there.
+    positions, by Adam with a learning rate that falls linearly to 0.
 
     Args:
-        data: A task, from which every step draws new examples; or a batch or inputs.
-        n_loops: Loops of the run; the longest T(n) by default.
-        inside: Whether to train for each layer too; this needs a model with hooks.
-        shared: Whether all places share one map.
-        steps: Steps of the optimiser.
-        learning_rate: Initial learning rate.
-        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`; 32 examples a step.
+        data: A task, of which every step draws new examples; or a batch or inputs.
+        n_loops: The longest T(n) by default.
+        inside: Train for each layer too, by hooks.
+        shared: One map for all places.
+        batch_size: Examples a step, 32 by default.
 
     Raises:
         InputError: If the readout cannot be differentiated.
 
-    Source: Belrose et al., arXiv 2303.08112, section 3; there for layers, with SGD.
+    Source: Belrose et al., arXiv 2303.08112, section 3.
 
     Example:
         >>> from types import SimpleNamespace
@@ -181,7 +178,6 @@ def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
 def _stream(
     model: Any, data: Batch | Task | Tensor, size: int, n: int | None, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches of inputs, with the asked positions."""
     device = device_of(model)
     while not isinstance(data, (torch.Tensor, Batch)):
         batch = as_batch(data, n=n, batch_size=size, seed=seed, device=device)
@@ -217,26 +213,24 @@ def fit_jacobian_lens(
 ) -> FittedLens:
     r"""Average the Jacobian :math:`J_t = \partial h_T / \partial h_t` of every place.
 
-    The lens reads ``readout(J_t h_t)``. One vector-Jacobian product gives a row of all matrices.
+    The lens reads ``readout(J_t h_t)``.
 
     Args:
-        model: Any looped model that can be differentiated.
-        data: Examples to average over, other than those to be read.
-        n_loops: Loops T of the run; the longest T(n) by default.
-        inside: Whether to fit after each layer too; this needs a model with hooks.
-        targets: ``all`` sums the effects on all positions, as published. ``own`` estimates the
-            effect on the same position, with random signs for each position.
-        positions: Source and target positions that count; all by default.
-        centred: Whether to read :math:`\bar h_T + J_t (h_t - \bar h_t)` instead, with means over
-            the same places.
+        data: Examples other than those to be read.
+        n_loops: T, the longest T(n) by default.
+        inside: Fit after each layer too, by hooks.
+        targets: ``all`` sums the effects on all positions, as published; ``own`` estimates that on
+            the same position, with random signs.
+        positions: Source and target positions; all by default.
+        centred: Read :math:`\bar h_T + J_t (h_t - \bar h_t)` instead, with means over the same
+            places.
         draws: Draws of signs, for ``own``.
-        n, batch_size, seed: As for :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
         InputError: If the loop cannot be differentiated.
 
     Source: Gurnee et al. (2026), Verbalizable representations form a global workspace in language
-        models, transformer-circuits.pub; the estimator is that of TransformerLens 4.3.
+    models, transformer-circuits.pub; the estimator of TransformerLens 4.3.
 
     Example:
         >>> from types import SimpleNamespace

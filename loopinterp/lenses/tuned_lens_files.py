@@ -25,14 +25,12 @@ _FIX = "Save it with tuned-lens 0.1 or later, or with write_tuned_lens."
 def write_tuned_lens(lens: FittedLens, folder: str | Path, *, base_model: str = "looped") -> Path:
     r"""Write a tuned lens to a folder that ``TunedLens.from_unembed_and_pretrained`` reads.
 
-    Translator i of tuned-lens is :math:`h \mapsto h + W_i h + b_i`, with
-    :math:`W_i = A_i - 1`, and reads the state before layer i. Here i counts loops made; with maps
-    inside loops it counts layers made. The last layer of a loop then has the map of the state
-    after it. A shared map is written for each loop or layer.
+    Translator i is :math:`h \mapsto h + W_i h + b_i`, with :math:`W_i = A_i - 1`, and reads the
+    state before layer i; here i counts loops or, with maps inside loops, layers. The last layer of
+    a loop has the map of the state after it. A shared map is written for each.
 
     Args:
-        lens: A tuned lens from :func:`fit_tuned_lens`.
-        folder: New or existing folder; the two files are replaced.
+        folder: New or existing; the two files are replaced.
         base_model: ``base_model_name_or_path`` of the configuration.
 
     Raises:
@@ -81,7 +79,7 @@ def write_tuned_lens(lens: FittedLens, folder: str | Path, *, base_model: str = 
 def read_tuned_lens(folder: str | Path, *, n_layers: NonNegativeInt = 0) -> FittedLens:
     """Read a folder of tuned-lens or of :func:`write_tuned_lens`.
 
-    Parameters are read with ``weights_only``, which runs no code of the file.
+    No code of the file is run (``weights_only``).
 
     Args:
         n_layers: Layers of the tied block; 0 if each translator is of a loop.
@@ -126,7 +124,6 @@ def read_tuned_lens(folder: str | Path, *, n_layers: NonNegativeInt = 0) -> Fitt
 
 
 def _places(n_loops: int, n_layers: int) -> list[tuple[int, Layer]]:
-    """The place of each translator: before loop t, and before layer k of it."""
     inner: list[Layer] = [None, *range(max(n_layers, 1) - 1)]
     return [
         (loop, None) if layer is None else (loop + 1, layer)
@@ -153,15 +150,8 @@ def _parameters(path: Path, n_maps: int, width: int) -> tuple[torch.Tensor, torc
         for name, x in state.items()
     }
     if shapes_there != shapes:
-        name = next(
-            iter(
-                {
-                    str(k): None
-                    for k in [*shapes_there, *shapes]
-                    if shapes_there.get(k) != shapes.get(k)
-                }
-            )
-        )
+        every = [*shapes_there, *shapes]
+        name = next(str(k) for k in every if shapes_there.get(k) != shapes.get(k))
         raise _wrong(path, n_maps, width, f"{name!r} of shape {shapes_there.get(name)}")
     W = torch.stack([state[f"{i}.weight"] for i in range(n_maps)])  # [place, to, from]
     W = W.to(torch.promote_types(W.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Weighted exits: the answers of mixtures of all loops, under a gate's distribution over exits."""
+"""Weighted exits: answers of mixtures of all loops, by a gate's distribution over exits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def weighted_exits(
     per_token: bool,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Weighted exits of the asked tokens, with their own distribution over exits and others'."""
+    """Weighted exits of the asked tokens, with their own distribution and with others'."""
     one = bind(model, inputs[:1])
     size = 4 * (1 + N_DEALS) * one.readout(one.h0).numel()
     rows_of = list(chunks(len(inputs), size))
@@ -83,6 +83,6 @@ def _mixed(model: Any, inputs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
 
 
 def all_of_example(right: Tensor, example: Tensor) -> Tensor:
-    """Products of rows' shares within each example: 1 where all are right, 0 where one is wrong."""
+    """Products of rows' shares within each example."""
     ones = torch.ones(int(example.max()) + 1, dtype=torch.float64)
     return ones.scatter_reduce(0, example, right.double(), "prod")

@@ -40,14 +40,14 @@ class Download:
 
 
 def figure_json(figure: Any) -> Markup:
-    """A Plotly figure as JSON, safe inside a script tag; of HTML tags only ``<b>`` is kept."""
+    """A Plotly figure as JSON, safe inside a script tag."""
     # Without orjson Plotly spells "<" as \u003c, where no tag would be found.
     plain = json.dumps(json.loads(str(figure.to_json())), separators=(",", ":"))
     return script_json(figure_markup(plain))
 
 
 def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
-    """The Plotly scripts that figures need, by name; ``flat`` says which figures are flat."""
+    """The Plotly scripts that figures need, by name."""
     needed = set(flat)
     names = {"plotly-flat": True, "plotly-whole": False}
     return {name: Markup(_plotly(name)) for name, kind in names.items() if kind in needed}
@@ -64,7 +64,7 @@ def _plotly(name: str) -> str:
 
 
 def page_scripts(plotly: Iterable[str]) -> list[str]:
-    """Every script that a page may run, given the names from :func:`plotly_scripts`."""
+    """Every script that a page may run; ``plotly`` names those of :func:`plotly_scripts`."""
     ours = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
     return [*map(str, ours), str(explorer_asset("script")), *map(_plotly, plotly)]
 
@@ -75,7 +75,7 @@ def graph_assets() -> dict[str, Markup]:
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
-    """A table as CSV in a ``data:`` URI, compressed if it is long."""
+    """A table as CSV in a ``data:`` URI, compressed if long."""
 
     def escape(cell: Any) -> Any:
         # An apostrophe before what a spreadsheet would run as a formula.
@@ -97,7 +97,7 @@ def table_download(table: pd.DataFrame, name: str) -> Download:
 
 
 def slug(text: str) -> str:
-    """Lower-case words joined by hyphens, for anchors and file names.
+    """Lower-case words joined by hyphens.
 
     Example:
         >>> slug("Exact match, by length (12×)")

@@ -53,26 +53,14 @@ def explore_change(
     put_in: PutIn = "interchange",
     source: int = 1,
     programs: Sequence[LoopProgram] = (),
-    plane: ShownPlane | None = None,
-    words: Sequence[Any] | None = None,  # not str: some are looked up when they are asked for
-    symbols: Sequence[Any] | None = None,
-    ranks: int = 3,
 ) -> ChangedRun:
     """Explore the first example of a batch with its state at one loop and position replaced.
 
-    The run equals the clean run up to ``loop``, and continues from the new state.
-
     Args:
-        model: Any looped model.
-        batch: Examples of one length.
-        loop: Loops done before the state is replaced, from 0 on.
-        pos: The position whose state is replaced.
-        put_in: The new state: that of the example ``source`` there, the batch mean there, or zeros.
-        source: Row of the batch.
-        programs: Programs that read the same tokens. Each runs with the same interchange of its
-            own variables; a mean or zeros has no counterpart in a program.
-        plane: The plane to show states in; that of the changed run by default.
-        words: As for :func:`explore`, like ``symbols`` and ``ranks``.
+        loop: Loops done before the state is replaced.
+        put_in: The new state: that of the example ``source`` (a row), the batch mean, or zeros.
+        programs: Programs that read the same tokens; each runs with the same interchange of its own
+            variables.
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)
@@ -108,13 +96,12 @@ def explore_change(
         states = [*(h[:1] for h in clean[:loop]), *(h[None] for h in run.states_after(state)[0])]
         why = Chosen(0, ExampleReason[put_in.upper()], described | {"source": source + 1})
         reader = bind(model, batch[:1].inputs)
-        options: Any = {"ranks": ranks, "words": words}
-        changed = ExploredRun(batch[:1], [why], reader, enumerate(states), **options)
+        changed = ExploredRun(batch[:1], [why], reader, enumerate(states), ranks=3)
         result = assemble(
             watch,
             [changed],
-            plane or ShownPlane.of([changed], None),
-            symbols=symbols,
+            ShownPlane.of([changed], None),
+            symbols=None,
             missing={Missing.CHANGED_RUN.name: {}},
             n_examples=len(batch),
         )

@@ -1,8 +1,4 @@
-"""What a run's saved results measured about each part of a compiled circuit, with controls.
-
-The circuit is the program's; the numbers are those of the studied model: the head assigned to a
-selector, the loss without it, how well a variable is decoded, and the effect of interchanges.
-"""
+"""What a run's saved results measured about each part of a program's circuit, with controls."""
 
 from __future__ import annotations
 

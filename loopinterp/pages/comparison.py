@@ -52,13 +52,11 @@ class Row:
 def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write two or more runs side by side as one self-contained HTML file.
 
-    The page shows the facts of each run, their explorers stepped together, the settings and
-    findings that differ, and curves on shared axes. Only saved results are read;
-    :func:`read_report` reads the page's tables back.
+    It shows facts, explorers stepped together, settings and findings that differ, and curves on
+    shared axes, from saved results. :func:`read_report` reads the tables back.
 
     Raises:
-        InputError: If there are fewer than two different runs, or ``out`` is a file that is no
-            earlier page.
+        InputError: For fewer than two different runs, or if ``out`` is no earlier page.
     """
     folders = [Path(run) for run in runs]
     if len({folder.resolve() for folder in folders}) < max(len(folders), 2):
@@ -138,10 +136,7 @@ def _texts_by_run(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, list
 
 
 def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
-    """Settings that differ between runs, one column for each run.
-
-    A setting that a run lacks is NaN; a setting of a single run is included.
-    """
+    """Settings that differ between runs, one column for each run; NaN if a run lacks one."""
     wide: Any = tables["settings"].pivot_table(
         index=["part", "setting"], columns="run", values="value", aggfunc="first", sort=False
     )
@@ -150,7 +145,7 @@ def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
 
 
 def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
-    """Findings with a number or name, run by run, in the order of the report."""
+    """Findings with a value, run by run, in the order of the report."""
     table = tables["findings"]
     measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}
     table = table[(table["value"] != "") & (table["section"] != "verdict")]

@@ -1,4 +1,4 @@
-"""The explorer's result: a few examples with what is shown of them at each loop and position."""
+"""The explorer's result: a few examples, at each loop and position."""
 
 from __future__ import annotations
 
@@ -75,45 +75,38 @@ def spell_missing(missing: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Exploration(Result, kind="exploration"):
-    """What the explorer shows of a model, or of a program, which has only answers and variables.
+    """What the explorer shows of a model, or of a program (answers and variables only).
 
-    Examples have different lengths: beyond ``n_pos`` positions or ``n_loops`` loops, answers and
-    targets are -1, numbers NaN and attention 0. Loop 0 is the initial state. Attention at loop t is
-    that of loop t, which made the state h_t; at loop 0 it is 0.
+    Beyond an example's ``n_pos`` positions or ``n_loops`` loops, answers and targets are -1,
+    numbers NaN and attention 0. Loop 0 is the initial state. Attention at loop t made the state
+    h_t; at loop 0 it is 0.
 
     Arrays:
-        row: The example's row in its batch.
-        n_pos: Number of positions of the example.
-        n_loops: Number of loops shown.
+        row, n_pos, n_loops: The example's row in its batch; positions and loops.
         asked_after: The loop after which the answer is scored.
         target: The right class; -1 where nothing is asked.
-        answer: The likeliest classes of the reading, best first; -1 where a program leaves it open.
-        probability: Their probabilities.
+        answer, probability: The likeliest classes, best first; -1 where a program leaves it open.
         entropy: Entropy of the reading, in bits.
         moved: Relative residual, ``|h_t - h_{t-1}| / |h_t|``.
-        plane: Coordinates of the state in the shown plane.
-        inner_answer: The likeliest class if the loop ended after each of its layers but the last;
-            -1 at loop 0.
-        inner_probability: Its probability.
-        key: The positions that a head attends to most, strongest first.
-        attention: Their attention weights.
-        variable: The value of each program variable.
-        implied: The only value with which the program would give the model's answer;
-            :data:`NOT_SAID` if no value or several would.
+        plane: Coordinates in the shown plane.
+        inner_answer, inner_probability: The likeliest class if the loop ended after each of its
+            layers but the last; -1 at loop 0.
+        key, attention: The positions that a head attends to most, strongest first, and their
+            weights.
+        variable: Values of the programs' variables.
+        implied: The only value with which the program would give the model's answer; else
+            :data:`NOT_SAID`.
 
     Attributes:
-        asks: What the task asks, in a sentence.
-        by_hand: How the first example is solved by hand.
-        reasons: Why each example was chosen, in a few words; ``details`` in a sentence.
-        said: Each example in words; "" if the task has none.
-        tokens: The token at each position of each example, in words.
-        n_classes: Classes of the readout.
-        symbols: A word for each class shown, by its number.
-        axes: Names of the plane's two axes.
-        missing: Codes and values of what is not shown (:func:`spell_missing` has the words).
-        n_examples: Number of examples that these were chosen from.
-        lens: The lens that reads answers; "coda" is the model's own readout.
-        of_other_weights: Whether the lens was fitted on other weights.
+        asks: The task's question.
+        by_hand: The first example solved by hand.
+        reasons: Why each example was chosen, in a few words; ``details``: in a sentence.
+        said: Each example in words.
+        tokens: Words of the tokens of each example.
+        symbols: A word for each class shown.
+        missing: Codes and values of what is not shown (:func:`spell_missing`).
+        n_examples: Examples that these were chosen from.
+        lens: "coda" is the model's own readout.
     """
 
     VARIABLES: ClassVar = {
@@ -146,15 +139,12 @@ class Exploration(Result, kind="exploration"):
     of_other_weights: bool = False
 
     def save(self, folder: str | Path, name: str | None = None, *, title: str = "") -> Path:
-        """As every result; a path that ends in ``.html`` is the page with the explorer instead.
+        """Save as every result; a path that ends in ``.html`` is a page with the explorer instead.
 
-        Args:
-            folder: A folder, or the page: one file that works offline.
-            name: Of the file in the folder.
-            title: Of the page; what the task asks by default.
+        ``name`` is that of the file in a folder, ``title`` that of the page.
 
         Raises:
-            InputError: If the page is a file that is no such page, or it cannot be written.
+            InputError: If the page is a file that is no such page, or cannot be written.
         """
         if name is None and Path(folder).suffix == ".html":
             # By name, as the report imports this module.
@@ -164,7 +154,7 @@ class Exploration(Result, kind="exploration"):
         return super().save(folder, name)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the findings, and the explorer in a frame of its own."""
+        """The findings, and the explorer in a frame of its own."""
         script = page_script() + _FIT
         parts = {"policy": security_policy([script]), "style": read_asset("explorer.css")}
         page = _FRAMED.format(data=page_json(self), script=script, **parts)
@@ -174,7 +164,7 @@ class Exploration(Result, kind="exploration"):
 
 @findings_of.register
 def _(result: Exploration) -> list[Finding]:
-    """The question, the first example solved by hand, and when the model solves it."""
+    """The question, the first example by hand, and when the model solves it."""
     task = " ".join(text for text in (result.asks, result.by_hand) if text)
     findings = [Finding(task, section="explorer")] if task else []
     reader = {

@@ -1,4 +1,4 @@
-"""The study behind the explorer: it chooses examples and records what is shown of them."""
+"""The study behind the explorer."""
 
 from __future__ import annotations
 
@@ -69,31 +69,25 @@ def explore(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> Exploration:
-    r"""Choose interesting examples, and record what the model does on them at each loop.
+    """Choose interesting examples, and record what the model does on them at each loop.
 
-    For each loop and position: the answer and entropy of the readout, the relative residual
-    :math:`\|h_t - h_{t-1}\| / \|h_t\|`, the state's coordinates in a plane, the strongest
-    attention of each head, and program variables beside the values that the model's answers imply.
+    :class:`Exploration` lists what is recorded.
 
     Args:
-        model: Any looped model; without hooks no attention is shown.
-        data: A batch, batches of one length each, a task to draw examples from, or inputs alone
-            ``[batch, pos]``, which are shown in the given order.
-        programs: Programs that read the same tokens; the one that agrees with the model at most
-            loops and positions is shown first.
-        examples: How many to choose, in equal parts from each batch.
-        n_loops: Loops to run; by default those after which each example is scored. Required with
-            inputs alone.
-        words: A word for each token; the task's by default. ``symbols``: for each answer class.
-        asks: What the task asks, in a sentence.
-        explain: Maps a batch of one example to its solution by hand; used on the first example.
-        plane: Two directions of the state; by default the first two principal components of all
-            shown states.
-        lens: As in :func:`~loopinterp.lenses.lens_study`; the model's own readout by default.
-        fit_on: What to fit the lens on; by default the task of the examples, with another seed.
-        ranks: Answers to keep of each reading.
-        n: Problem length, or several, if a task is given; ``batch_size`` examples of each.
-        seed: Seed of the examples.
+        model: Without hooks no attention is shown.
+        data: A batch, batches of one length each, a task, or inputs alone ``[batch, pos]``, which
+            are shown in their order.
+        programs: Programs that read the same tokens; the one that agrees most is shown first.
+        examples: How many, in equal parts from each batch.
+        n_loops: By default those after which each example is scored; required with inputs alone.
+        words: Words of tokens, the task's by default; ``symbols``: of answer classes.
+        asks: The task's question.
+        explain: Maps a batch of one example to its solution by hand.
+        plane: Two directions of the state; by default two principal components.
+        lens: As in :func:`~loopinterp.lenses.lens_study`.
+        fit_on: Data to fit the lens on.
+        ranks: Answers of each reading.
+        n: Length, or several, of a task's examples.
 
     Raises:
         InputError: If a batch has examples of several lengths, or the lens does not fit the model.
@@ -195,12 +189,11 @@ def _choose(
 
 
 def _has_inner(model: Any) -> bool:
-    """Whether the block has more than one layer, so that states inside a loop can be read."""
+    """Whether states inside a loop can be read."""
     return hasattr(model, "run_with_cache") and len(layer_hooks(model, 0, 1)) > 1
 
 
 def _inner(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pairs | None:
-    """Readings after each layer but the last; None if there are none."""
     if not _has_inner(model):
         return None
     if not all(run.reader.reads_layers for run in runs):
@@ -224,7 +217,6 @@ def _inner(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pair
 
 
 def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pairs | None:
-    """Keys and weights [example, loop, layer, head, pos, nth] of each run."""
     if not (hasattr(model, "run_with_cache") and hasattr(model, "site")):
         missing[Missing.NO_HOOKS.name] = {"model": type(model).__name__}
         return None
@@ -303,11 +295,8 @@ def choose(
     the longest chain of a program.
 
     Args:
-        right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
-        is_asked: Where an answer is scored.
-        converged: Loops after which each program's answer stays the same.
-        most: Examples to choose.
-        generator: Draws the random ones.
+        right: Of each answer after 0, 1, … loops; true where nothing is asked.
+        converged: Loops after which each program's answer stays.
 
     Example:
         >>> asked = torch.ones(3, 1, dtype=torch.bool)
@@ -341,7 +330,7 @@ def _wrong(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
 
 
 def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
-    """Examples that were right, or had answers right that are wrong at the end."""
+    """Examples that were right, or had answers right, and are wrong at the end."""
     # [loop, example] whether all is right; [example] how many answers were right once, not now.
     all_right, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
     for row in (all_right.any(0) & ~all_right[-1]).nonzero().flatten().tolist():
@@ -353,7 +342,7 @@ def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
 
 
 def _late(right: Tensor) -> Iterator[Chosen]:
-    """Examples right at the end, those that become right last first."""
+    """Examples right at the end, the latest first."""
     all_right = right.all(-1)
     since = constant_from(all_right).where(all_right[-1], -1)  # -1: not right at the end
     for nth, row in enumerate(since.argsort(stable=True, descending=True).tolist()):

@@ -1,4 +1,4 @@
-"""Runs of a model and of programs on the chosen examples, and the exploration made of them."""
+"""Runs of a model and of programs on the chosen examples."""
 
 from __future__ import annotations
 
@@ -92,12 +92,11 @@ class ExploredRun:
     """A model's run on the examples chosen from one batch.
 
     Args:
-        batch: The chosen examples.
         rows: Their rows in the original batch, with reasons.
-        reader: Reads the states: a model bound to inputs, or a lens on it.
-        states: Pairs of loop and state, from loop 0 on.
+        reader: A model bound to inputs, or a lens on it.
+        states: Loops and states, from 0 on.
         ranks: Answers to keep of each reading.
-        words: A word for each token; the task's if None.
+        words: Words of tokens; the task's if None.
     """
 
     def __init__(
@@ -133,7 +132,6 @@ class ExploredRun:
         self.asked = self.target >= 0
 
     def tokens(self) -> list[list[str]]:
-        """The token at each position of each example, in words."""
         return [words_at(row, self._words) for row in self.batch.inputs.cpu()]
 
     def decoded(self) -> list[str]:
@@ -142,7 +140,6 @@ class ExploredRun:
 
 
 def _first(by_loop: list[Tensor]) -> np.ndarray:
-    """Readings by loop as one array [example, loop, …]."""
     return torch.stack(by_loop, 1).cpu().numpy()
 
 
@@ -268,16 +265,14 @@ def program_values(
 ) -> Iterator[tuple[str, Int[Tensor, "loop batch pos"], Int[Tensor, "loop batch pos"]]]:
     """Name, value and implied value of each variable of a program, and of its answer.
 
-    A value is implied if it is the only one, among those that the variable takes in this run,
-    with which the program would give the model's answer, all other variables unchanged. If the
-    answer at a position depends on variables at other positions, no value is implied.
+    A value is implied if it alone, among those that the variable takes in this run, makes the
+    program give the model's answer, other variables unchanged. No value is implied if the answer at
+    a position depends on variables at others.
 
     Args:
-        program: A program that reads the inputs.
-        inputs: The model's inputs.
-        answers: The model's answers after 0, 1, … loops.
+        answers: The model's, after 0, 1, … loops.
         is_asked: Where answers are scored.
-        run: The program's run, if it is not the clean one.
+        run: The program's run; the clean one by default.
     """
     n_loops = len(answers) - 1
     trace = run or program.trace(inputs, n_loops=n_loops)

@@ -1,7 +1,7 @@
 """The facts that head a report: generalisation, convergence, movement of information, program.
 
-A fact is a code with values from the run's saved results. It is rendered as a value and a detail
-for the page's cards, and as a sentence for the story and the terminal.
+A fact is a code with values from saved results, rendered as a value and a detail for a card, and as
+a sentence.
 """
 
 from __future__ import annotations
@@ -195,11 +195,9 @@ class Fact:
     """One of the report's main findings.
 
     Attributes:
-        topic: What it is about.
-        code: What was measured.
-        good: Whether this is the hoped-for outcome; None if there is none.
-        values: Values for the texts of the code.
-        section: Key of the section with the evidence; the topic's by default.
+        good: Whether this is the hoped-for outcome, if there is one.
+        values: For the texts of the code.
+        section: Section with the evidence; the topic's by default.
     """
 
     topic: Topic
@@ -250,10 +248,7 @@ def facts_of(results: Mapping[str, Result]) -> list[Fact]:
 
 
 def story(record: RunRecord, facts: list[Fact]) -> list[str]:
-    """The sentences that head a report: the model, then each fact.
-
-    Convergence is left out, as it is a property and no result.
-    """
+    """The sentences that head a report: the model, then each fact but convergence."""
     said = [fact.sentence for fact in facts if fact.topic is not Topic.CONVERGENCE]
     return [introduction(record), *said]
 
@@ -304,7 +299,7 @@ def introduction(record: RunRecord) -> str:
 
 
 def _goal(task: str) -> str:
-    """What a model of the task learns to do; by default, to solve the task of this name."""
+    """What a model of the task learns to do."""
     if not task:
         return ""
     made = None
@@ -325,10 +320,7 @@ def _in_thousands(n: int | None) -> str:
 
 
 def _generalisation(by_kind: Mapping[str, Any]) -> Fact | None:
-    """The greatest length at which the hardest distribution is solved.
-
-    A distribution does not count at a length at which a constant answer solves it.
-    """
+    """The greatest length at which the hardest distribution (constants left out) is solved."""
     result = by_kind.get("evaluation")
     if result is None:
         return None

@@ -40,17 +40,13 @@ except ImportError as missing:
 class ExplorerWidget(anywidget.AnyWidget):
     """The report's explorer, with the model behind it.
 
-    An example can be typed. The state at the chosen loop and position can be replaced by that of
-    another example, the mean over the shown examples, or zeros. The widget then shows the new run
-    beside the clean run, and the same interchange in one of the programs.
+    An example can be typed. The state at the chosen loop and position can be replaced; the new run
+    is shown beside the clean run, and the same interchange in one of the programs.
 
-    Args:
-        model: Any looped model.
-        data: Examples of one length, or a task to draw ``batch_size`` of length ``n`` from.
-        programs: As for :func:`explore`, like ``examples`` and ``seed``.
+    The arguments are those of :func:`explore`.
 
     Raises:
-        InputError: As :func:`explore`; on import, if anywidget is not installed.
+        InputError: As :func:`explore`; on import, without anywidget.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -91,7 +87,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         self.on_msg(self._heard)
 
     def type_example(self, text: str) -> None:
-        """Show only an example that is given as text; see :func:`typed_example`."""
+        """Show only an example given as text (:func:`typed_example`)."""
         if self._task is None:
             raise InputError(
                 "example",
@@ -114,11 +110,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         """Show the run of an example with one state replaced, and the programs' predictions.
 
         Args:
-            loop: Loops done before the state is replaced.
-            pos: The position whose state is replaced.
-            value: The new state, as ``put_in`` of :func:`explore_change`.
-            example: Number of the example among those shown.
-            source: Number of the example that an interchange takes the state from.
+            loop, pos, value: As for :func:`explore_change`, with ``value`` as ``put_in``.
+            example: Its number among those shown.
+            source: Number of the example whose state an interchange takes.
         """
         last = len(self._batch) - 1
         if example > last or (value == "interchange" and source > last):
@@ -154,7 +148,6 @@ class ExplorerWidget(anywidget.AnyWidget):
         self.payload = page_data(self.result)
 
     def _heard(self, _: Any, content: dict[str, Any], __: Any) -> None:
-        """Act on a message of the page; an error is shown there."""
         try:
             if content.get("kind") == "type":
                 self.type_example(str(content["text"]))

@@ -49,12 +49,10 @@ _MARKER = '<meta name="generator" content="loopinterp report">'
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run as one self-contained HTML file.
 
-    Args:
-        run_folder: Folder with ``config.json``, ``metrics.jsonl`` and ``results/``.
-        out: The file to write; ``RUN/report.html`` by default.
+    ``out`` is ``RUN/report.html`` by default.
 
     Raises:
-        InputError: If the folder is not a run, or ``out`` is a file that is no earlier report.
+        InputError: If the folder is no run, or ``out`` is no earlier report.
     """
     out = need_page(Path(run_folder) / "report.html" if out is None else out)
     write_bytes(out, render_report(read_run(run_folder)).encode(errors="replace"))
@@ -63,7 +61,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
 
 @checked
 def need_page(out: str | Path) -> Path:
-    """The path, after a check that it is a new file or an earlier page."""
+    """The path, if it is a new file or an earlier page."""
     out = Path(out)
     try:
         mode = out.lstat().st_mode
@@ -89,7 +87,7 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
     """Write results that belong to no run as one self-contained HTML file.
 
     Raises:
-        InputError: If there is no result, or ``out`` is a file that is no earlier page.
+        InputError: If there is no result, or ``out`` is no earlier page.
     """
     fix = "Pass {'name': result}."
     if not results:
@@ -106,7 +104,7 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 
 
 def render_report(record: RunRecord) -> str:
-    """The report as HTML; without a configuration, a page of the results alone."""
+    """The report as HTML; without a configuration, of the results alone."""
     return render_page("report.html.j2", **_context(record))
 
 
@@ -195,24 +193,20 @@ def _context(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _training(origin: str) -> str | None:
-    """Where a model that was not trained in the run was trained, if at all."""
-    return ("elsewhere" if origin.startswith("trained") else "none") if origin else None
-
-
 def _model(record: RunRecord) -> list[tuple[str, str]]:
     config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
     runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
+    trained = record.origin and ("elsewhere" if record.origin.startswith("trained") else "none")
     known = [
         ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
         ("Made for lengths up to", config.get("max_n")),
-        ("Training", _training(record.origin)),
+        ("Training", trained or None),
         ("Steps", config.get("steps")),
         ("Seed", config.get("seed")),
     ]
@@ -304,14 +298,11 @@ def _stage_times(record: RunRecord) -> list[Figure]:
 def write_circuit_page(circuit: Any, out: str | Path) -> Path:
     """Write the graph of a circuit as one HTML file that works offline.
 
-    Args:
-        circuit: A compiled model or its circuit, a program, an expression, or a graph such as
-            :func:`loopinterp.edges.edge_graph` returns.
-        out: A new file, or an earlier page.
+    ``circuit`` is a compiled model or its circuit, a program, an expression, or a graph such as
+    :func:`loopinterp.edges.edge_graph` returns.
 
     Raises:
-        InputError: If the circuit is none of these or too large to draw, or ``out`` is a file that
-            is no earlier page.
+        InputError: If the circuit is none of these or too large, or ``out`` is no earlier page.
     """
     # A compiled model has its circuit as an attribute.
     is_graph = isinstance(circuit, CircuitGraph)

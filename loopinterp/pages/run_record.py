@@ -1,4 +1,4 @@
-"""The contents of a run folder that the report needs: JSON and saved results, no model."""
+"""What the report needs of a run folder: JSON and saved results, no model."""
 
 from __future__ import annotations
 
@@ -88,16 +88,13 @@ class RunRecord(ShortRepr):
     """A run, read from its folder.
 
     Attributes:
-        name: Name of the folder.
-        config: ``config.json``; empty for results that belong to no run.
-        metrics: The lines of ``metrics.jsonl``.
-        results: Saved results by file name, in alphabetical order.
+        config: ``config.json``; empty without a run.
+        metrics: Lines of ``metrics.jsonl``.
+        results: Saved results by file name.
         made: ``made.json``, all keys optional: ``command``, ``stages`` (seconds by name),
-            ``unsaid`` (reasons of skipped studies, for the present weights), ``versions``,
-            ``machine``.
-        problems: What could not be read; the report lists it.
-        weights: SHA-256 of the model's weights; "" if they cannot be read.
-        n_parameters: Parameters of the model; None if unknown.
+            ``unsaid`` (reasons of skipped studies), ``versions``, ``machine``.
+        problems: What could not be read.
+        weights: SHA-256 of the weights, or "".
     """
 
     name: str
@@ -116,12 +113,12 @@ class RunRecord(ShortRepr):
 
     @property
     def origin(self) -> str:
-        """Where a model that was not trained in the run comes from; "" for a trained one."""
+        """Where a model that was not trained in the run comes from, or ""."""
         return str(self.config.get("origin", ""))
 
     @property
     def skipped(self) -> Mapping[str, str]:
-        """Studies that do not apply to this model, each with the reason as a clause."""
+        """Skipped studies, each with the reason as a clause."""
         return self.made.get("unsaid", {})
 
     @property
@@ -132,7 +129,7 @@ class RunRecord(ShortRepr):
 
     @property
     def depth(self) -> int | None:
-        """The number of loops, if it is the same at every length; else None."""
+        """The number of loops, if it is the same at every length."""
         objective = self.config.get("objective")
         trained = objective.get("n_loops") if isinstance(objective, Mapping) else None
         depth = self.config.get("depth", trained)
@@ -140,7 +137,7 @@ class RunRecord(ShortRepr):
 
     @property
     def stage_seconds(self) -> Mapping[str, float]:
-        """Wall time by stage as the run wrote it, or else of each study."""
+        """Wall time by stage, or else of each study."""
         # Runs without made.json know the times of their studies alone.
         of_studies = {name: result.provenance.wall_time for name, result in self.results.items()}
         return self.made.get("stages") or of_studies

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the report; ``sections.html.j2`` has its introduction.
+    """A section of the report; ``sections.html.j2`` introduces it.
 
     Attributes:
-        key: As in :attr:`loopinterp.core.results.Figure.section`; also the anchor.
-        title_once: Title for models of one loop; ``title`` by default.
-        short: Title in the table of contents; ``title`` by default.
-        study: The section's own study; the one named ``key`` by default.
-        missing: Text for a run without a saved result of that study.
-        folded: Whether the section is closed at first; no main fact may rest on it.
+        key: The section's name and anchor.
+        title_once: Title for models of one loop.
+        short: Title in the table of contents.
+        study: Its own study; ``key`` by default.
+        missing: Text for a run without that study.
+        folded: Whether it is closed at first; no main fact may rest on it.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Section:
     folded: bool = False
 
     def at(self, depth: int | None) -> Section:
-        """The section with its title for a model of ``depth`` loops; None means T(n) loops.
+        """The section with its title for a model of ``depth`` loops (None: T(n)).
 
         Example:
             >>> SECTIONS[0].at(None).title, SECTIONS[0].at(1).title
@@ -173,7 +173,7 @@ class _Shown:
 
 
 def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
-    """The sections with something to show, in reading order, and the problems met."""
+    """The sections with something to show, in reading order, and problems."""
     # In the order in which studies were made; those of unknown order come last, by name.
     order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
     shown: list[_Shown] = []
@@ -202,7 +202,7 @@ def figure_views(
 ) -> list[FigureView]:
     """Figures with anchors; a figure that cannot be drawn becomes a problem.
 
-    ``numbers`` make the anchors unique; ``evidence`` is shown at the nodes of circuits, by name.
+    ``numbers`` make anchors unique; ``evidence`` is shown at the nodes of circuits.
     """
     views = []
     for figure, number in zip(figures, numbers):

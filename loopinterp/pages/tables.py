@@ -31,7 +31,7 @@ COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
 
 
 def tables_of(records: Mapping[str, RunRecord]) -> Tables:
-    """Settings, findings and curves of named runs: tidy tables, the run in the first column."""
+    """Settings, findings and curves of named runs; the run is in the first column."""
     settings, findings, curves = [], [], []
     for run, record in records.items():
         for part, values in setting_groups(record.config).items():
@@ -68,7 +68,7 @@ def embedded(tables: Tables) -> Markup:
 def read_report(page: str | Path) -> Tables:
     """The tables of a page that :func:`write_report` or :func:`write_comparison` wrote.
 
-    They are ``settings``, ``findings`` and ``curves``; the first column is the run.
+    They are ``settings``, ``findings`` and ``curves``.
 
     Raises:
         CheckpointError: If the file is missing or has no such tables.
@@ -194,7 +194,7 @@ def _ends(values: Any) -> tuple[float, float, float]:
 
 
 def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
-    """Figures of a table of curves; a run has the same colour in all of them."""
+    """Figures of a table of curves; a run has one colour."""
     figures = []
     shades = {run: colour(k) for k, run in enumerate(runs)}
     for shared in (_EXACT, _PROGRAMS, _CONVERGENCE, _TRAINING):  # in reading order
@@ -237,7 +237,7 @@ def _series(run: str, rows: Any, shades: Mapping[str, str]) -> Series:
 
 
 def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """A nested configuration as one table for each of its parts, by title.
+    """A table for each part of a nested configuration, by title.
 
     Example:
         >>> setting_groups({"seed": 0, "model": {"d_model": 64, "norm": None}})

@@ -1,8 +1,7 @@
 """The carry study: how far a carry has travelled after each loop, by linear probes.
 
-The chain length of a carry is the number of positions it travels, from the bit that decides it
-(which generates or kills) to the position it enters: one more than the propagating positions it
-passes (:meth:`Addition.chain_length_in`).
+The chain length of a carry is the number of positions it travels, from the bit that decides it to
+the position it enters: one more than the propagating positions it passes.
 """
 
 from __future__ import annotations
@@ -60,31 +59,29 @@ _GRID = "loop chain_length"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CarryStudyResult(Result, kind="carry"):
-    """Accuracy of probes for the carry into a position, after each number of loops (0: none).
+    """Accuracy of probes for the carry into a position, after each number of loops.
 
-    Chains that reach back to bit 0 are left out. With a hard attention window, no probe can read a
-    carry outside the light cone, ``reach`` positions a loop.
+    With a hard attention window, no probe can read a carry outside the light cone, ``reach``
+    positions a loop.
 
     Arrays:
         accuracy: One probe for each loop and chain length.
         in_reach: Whether the deciding bit is inside the light cone.
-        shared_probe: One probe for each loop and all chain lengths; tests whether there is one
-            code.
-        last_loop_probe: The last loop's shared probe, applied to all loops; tests whether the carry
-            has the same direction from the start.
+        shared_probe: One probe for each loop: is there one code for all chain lengths?
+        last_loop_probe: The last loop's shared probe on all loops: is the direction the same from
+            the start?
         short_to_long: Shared probes trained on ``n_short`` bits, scored on ``n``.
-        control_task, random_model, embedding, majority: Controls: the same probe on random labels
-            fixed by the last four inputs; on random weights; on the embedding alone; always the
-            more frequent carry.
+        control_task, random_model, embedding, majority: Controls: the probe on random labels fixed
+            by the last four inputs; on random weights; on the embedding alone; the more frequent
+            carry.
         variable_accuracy, variable_random_model, variable_embedding: Balanced accuracy for each
-            variable of the addition, and of the controls.
+            variable, and of the controls.
         code_length, code_length_control, code_length_random_model: Online code length in bits per
-            carry; for the random labels; for the model with random weights.
+            carry, and of the controls.
 
     Attributes:
-        n, n_short, n_train_pairs, n_test_pairs, threshold: As for :func:`carry_study`.
         reach: Positions to the left that one loop reads; None without a bound.
-        reach_before: Positions to the left that the injected input reads before the first loop.
+        reach_before: The same of the injected input, before the first loop.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -123,7 +120,7 @@ class CarryStudyResult(Result, kind="carry"):
 
     @property
     def first_loop(self) -> xr.DataArray:
-        """First number of loops after which each chain length is decodable; NaN if never."""
+        """Loops after which each chain length is first decodable; NaN if never."""
         loops = self.data["loop"].astype(float)
         return loops.where(self.data["accuracy"] >= self.threshold).min("loop")
 
@@ -141,13 +138,19 @@ class CarryStudyResult(Result, kind="carry"):
     def speed(self) -> float:
         """Positions per loop of the front: the inverse slope of loops on chain lengths.
 
-        Infinite if all become decodable at once; NaN if fewer than half (or than three) ever do.
+        Infinite if all become decodable at once; NaN if fewer than half, or three, ever do.
         """
-        first = self.first_loop.dropna("chain_length")
-        if first.size < max(3, self.data.sizes["chain_length"] / 2):
-            return float("nan")
-        slope = float(np.polyfit(first["chain_length"].astype(float), first, 1)[0])
-        return 1.0 / slope if slope > 1e-9 else float("inf")
+        return front_speed(self.first_loop)
+
+
+def front_speed(first_loop: xr.DataArray) -> float:
+    """The speed of a front from the first loop at each distance, its one axis; NaN for never."""
+    (axis,) = first_loop.dims
+    known = first_loop.dropna(axis)
+    if known.size < max(3, first_loop.size / 2):
+        return float("nan")
+    slope = float(np.polyfit(known[axis].astype(float), known, 1)[0])
+    return 1 / slope if slope > 1e-9 else float("inf")
 
 
 @checked
@@ -168,20 +171,18 @@ def carry_study(
 ) -> CarryStudyResult:
     """Probe for the carry into each position, by loops run and by chain length, with controls.
 
-    Each cell has its own probe, on carries into all positions, scored on other additions. Additions
-    come in matched pairs (:class:`ChainSample`), so that a state without the deciding bit scores
-    0.5, like the majority class.
+    Each cell has its own probe, scored on other additions. These come in matched pairs
+    (:class:`ChainSample`), so that a state without the deciding bit scores 0.5.
 
     Args:
-        task: The addition task in the model's format.
-        n, n_short: Bits of the additions, and of those of the short-to-long control.
-        max_chain: Longest chain studied (positions the carry travels); half of ``n`` if None.
-        loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None, or to the
-            model's own depth.
-        n_train, n_test: Pairs for each chain length to train and to score on.
-        probe: An unfitted probe; ``RidgeProbe()`` if None.
-        random_model: The random-weights control; the model with shuffled weights if None.
-        threshold: Accuracy from which a chain length counts as decodable.
+        n, n_short: Bits of the additions, and of the short-to-long control.
+        max_chain: Longest chain studied; half of ``n`` if None.
+        loops: Loops after which to probe; 0 to ``max_chain + 4`` if None, or to the model's own
+            depth.
+        n_train, n_test: Pairs of each chain length to train and score on.
+        probe: :class:`RidgeProbe` if None.
+        random_model: The model with shuffled weights if None.
+        threshold: Accuracy that counts as decodable.
 
     Raises:
         InputError: If the task is no addition, or chains or loops do not fit.
@@ -298,7 +299,6 @@ def _shared_scores(
 def _code_lengths(
     trained: Tensor, random: Tensor, labels: Tensor, split: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Online code lengths of the carries on a shuffled part of the training pairs."""
     carry, control = (labels[which, :, :split].flatten() for which in (_CARRY, len(VARIABLES)))
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:1024]
     # Both members of each pair, side by side
@@ -321,14 +321,14 @@ def _code_lengths(
 class ChainSample(ShortRepr):
     """Carries of every chain length, from additions in matched pairs.
 
-    One of a pair kills at every position at which the other generates. So all chains keep their
-    length, all carries flip, and a model without the deciding bit sees no difference.
+    One of a pair kills wherever the other generates: all chains keep their length, all carries
+    flip, and a model without the deciding bit sees no difference.
 
     Attributes:
-        inputs: Model inputs; rows 2k and 2k + 1 are a pair.
+        inputs: Rows 2k and 2k + 1 are a pair.
         row, pos: Row of each carry in ``inputs``, by chain length from 1 on, and the position it
-            enters; samples 2k and 2k + 1 are a pair.
-        variables: Class of every variable of :data:`VARIABLES` there.
+            enters; 2k and 2k + 1 are a pair.
+        variables: Classes of :data:`VARIABLES` there.
     """
 
     inputs: Tensor
@@ -355,13 +355,11 @@ def sample_chains(
 ) -> ChainSample:
     """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
 
-    Each has one chain at a random position, most of length ``max_chain``; other bits are the
-    propagate-enriched mix of training, or runs of all lengths alike. A pair gives at most one carry
-    to a chain length. Chains that reach back to bit 0, whose carry is 0, are left out.
+    Each has one chain at a random position, most of length ``max_chain``; other bits are the mix of
+    training, or runs of all lengths alike. A pair gives at most one carry to a chain length. Chains
+    that reach back to bit 0 are left out.
 
-    Args:
-        task: The addition task, in either format.
-        n: Bits of each operand; ``max_chain`` is at most ``n - 2``.
+    ``max_chain`` is at most ``n - 2``.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)

@@ -1,8 +1,7 @@
-"""Linear probes for a whole grid of cells: scikit-learn's solvers, tensors in and out.
+"""Linear probes for a whole grid of cells, by scikit-learn's solvers.
 
-``X`` [..., n, d] is a grid of problems, one probe for each cell of the leading axes (loop, site,
-position group). ``y`` [..., n] broadcasts against it; targets that share an ``X`` share the
-factorisation of a :class:`RidgeProbe`.
+``X`` [..., n, d] has one probe for each cell of the leading axes. ``y`` [..., n] broadcasts against
+it; targets that share an ``X`` share the factorisation of a :class:`RidgeProbe`.
 """
 
 from __future__ import annotations
@@ -32,18 +31,15 @@ if TYPE_CHECKING:
 class LinearProbe(BaseEstimator):
     """Base of linear probes over a grid of cells of shape ``grid``.
 
-    Cells are fitted one by one, in float64 on the CPU, because states are often of low rank and
-    float32 loses their small directions.
+    Fits are in float64 on the CPU, as float32 loses the small directions of states of low rank.
 
     Attributes:
-        classes_: The classes, sorted; one set for the whole grid.
-        coef_: [*grid, rows, d], with one row for two classes (along the score of the last), else
-            one for each class.
+        classes_: The classes of the whole grid, sorted.
+        coef_: [*grid, rows, d]; one row for two classes (the score of the last), else one for each.
         intercept_: [*grid, rows].
-        n_features_in_: ``d``.
 
     Args:
-        alpha: L2 penalty on the coefficients; the intercept has none.
+        alpha: L2 penalty on the coefficients.
     """
 
     def __init__(self, *, alpha: float = 1.0) -> None:
@@ -115,10 +111,7 @@ class LinearProbe(BaseEstimator):
         return (self.predict(X) == y).double().mean(-1)
 
     def subspace(self) -> Float[Tensor, "*grid rank d"]:
-        """Orthonormal rows that span what the probe reads, [*grid, classes - 1, d].
-
-        This is the span of the differences between class directions; for two classes one direction.
-        """
+        """Orthonormal basis of the differences between classes, [*grid, classes - 1, d]."""
         check_is_fitted(self)
         coef = self.coef_
         if len(self.classes_) > 2:
@@ -157,9 +150,9 @@ class RidgeProbe(LinearProbe):
 class LogisticProbe(LinearProbe):
     """Logistic regression with an L2 penalty: binary for two classes, softmax for more.
 
-    ``min sum_i CE(y_i, x_i) + alpha/2 ||C||^2``, scikit-learn's ``LogisticRegression(C=1/alpha)``,
-    by Newton's method. Slower than :class:`RidgeProbe`, with calibrated probabilities. Raise
-    ``alpha`` if scikit-learn warns that a cell has not converged.
+    ``min sum_i CE(y_i, x_i) + alpha/2 ||C||^2``, by Newton's method. Slower than
+    :class:`RidgeProbe`, with calibrated probabilities. Raise ``alpha`` if scikit-learn warns of no
+    convergence.
     """
 
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -229,14 +222,10 @@ def online_code_length(
 ) -> Float[Tensor, "*cell"]:
     """Bits per label of the prequential code, for each cell of a grid.
 
-    Blocks end at n/64, n/32, ..., n samples, from 8 at least. The first is sent with the uniform
-    code (as are others until every class has occurred), each later one with the probabilities of a
-    :class:`LogisticProbe` trained on all earlier ones.
+    Blocks end at n/64, n/32, ..., n samples, from 8 at least. They are sent with the uniform code
+    until every class has occurred, then by a :class:`LogisticProbe` trained on all earlier ones.
 
-    Args:
-        x: Activations, in the order in which their labels are sent; shuffle them first.
-        y: Classes.
-        alpha: L2 penalty of the probes.
+    Shuffle the activations ``x`` first: labels are sent in their order.
     """
     n = x.shape[-2]
     if not n:

@@ -40,13 +40,12 @@ class ProbeResult(Result, kind="probes"):
     """Held-out accuracy of probes by loop, site, position group and target.
 
     Arrays:
-        accuracy: Accuracy of the probes.
-        control_task: Control: the same probes on random labels fixed by the local input.
-        random_model: Control: the same probes on the model with random weights.
-        embedding: Control: the same probes on the embedding alone.
+        control_task: Control: on random labels fixed by the local input.
+        random_model: Control: on the model with random weights.
+        embedding: Control: on the embedding alone.
         majority: Control: always the most frequent class.
-        code_length: Online code length in bits per label, if requested.
-        n_train, n_test: Positions of each group that probes were trained and scored on.
+        code_length: Online code length in bits per label.
+        n_train, n_test: Positions that probes were trained and scored on.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -88,25 +87,23 @@ def probe_study(
 ) -> ProbeResult:
     """Probe every target at every loop, site and position group of a hooked looped model.
 
-    Accuracies are on the half of the examples that the probe has not seen. Controls: random labels
-    fixed by the local input, random weights, the embedding alone, and the majority class.
+    Accuracies are on the half of the examples that the probe has not seen. :class:`ProbeResult`
+    lists the controls.
 
     Args:
-        model: A model with ``run_with_cache`` and ``embed``, such as ``LoopedTransformer``.
-        data: A batch on its device, its inputs alone, or a task.
-        targets: Classes [batch, pos] or [loop, batch, pos] of each target, ``IGNORE`` where there
-            is none; or a function of the inputs, such as ``task.carries``.
-        n_loops: Loops to run; the longest T(n) of a batch by default.
-        sites: Activations within a loop, as in ``LoopedCache.stack`` (of the last layer).
-        groups: Named position masks [batch, pos]; one group ``"all"`` if None.
-        train: The examples to train on; a random half if None.
-        probe: An unfitted probe; :class:`RidgeProbe` if None.
-        random_model: The random-weights control; the model with shuffled weights if None.
-        code_lengths: Whether to compute online code lengths too (slow).
-        n, batch_size: Problem length and examples of a task.
+        model: A model with ``run_with_cache`` and ``embed``.
+        targets: Classes [batch, pos] or [loop, batch, pos], ``IGNORE`` for none; or a function of
+            the inputs, such as ``task.carries``.
+        n_loops: The longest T(n) by default.
+        sites: Activations within a loop (of the last layer).
+        groups: Position masks [batch, pos] by name; ``"all"`` if None.
+        train: Examples to train on; a random half if None.
+        probe: :class:`RidgeProbe` if None.
+        random_model: The model with shuffled weights if None.
+        code_lengths: Compute online code lengths too (slow).
 
     Raises:
-        InputError: If shapes do not fit, or a group has too few positions with a class.
+        InputError: If shapes do not fit, or a group has too few classes.
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
@@ -194,7 +191,7 @@ def _halves(
 
 
 def _check_mask(what: str, mask: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless the mask is boolean, because numbers would act as indices."""
+    """Raise unless the mask is boolean: numbers would act as indices."""
     tensor = isinstance(mask, torch.Tensor)
     if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:
         expected = f"a tensor of booleans, {list(shape)}"
@@ -273,7 +270,7 @@ def _activations(
 def with_random_weights(model: Model, *, seed: Seed) -> Model:
     """A copy of a model with the entries of each weight shuffled.
 
-    Every weight keeps its distribution, so a probe of the copy reads only input and wiring.
+    A probe of the copy reads only input and wiring.
     """
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
         raise InputError(
@@ -294,7 +291,7 @@ def with_random_weights(model: Model, *, seed: Seed) -> Model:
 def context_types(
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos feature"], *, width: int = 4
 ) -> Int[Tensor, "batch pos"]:
-    """A number for each distinct local context: the input at a position and ``width - 1`` before.
+    """A number for each local context: the input at a position and ``width - 1`` before.
 
     Contexts that reach before the first position count as their own kinds.
     """
@@ -314,13 +311,12 @@ def control_labels(
 ) -> Int[Tensor, "draw *place"]:  # noqa: UP037
     """Random labels that are equal wherever the same type of input occurs: a control task.
 
-    Each type gets a random class, with the frequencies of the true classes. Selectivity is a
-    probe's accuracy on the true classes minus that on these.
+    Each type gets a random class, with the frequencies of the true classes.
 
     Args:
-        pool: True classes, whose frequencies the control has.
-        types: Type of the input at each position, such as :func:`context_types`.
-        n_draws: Independent random labelings; average over them.
+        pool: True classes.
+        types: Types of inputs, such as :func:`context_types`.
+        n_draws: Independent labellings, to average over.
 
     Source: Hewitt and Liang, arXiv 1909.03368.
     """

@@ -39,19 +39,15 @@ _EQUALS, _END = (ALPHABET.index(symbol) for symbol in "=$")
 
 
 class DecimalOperands(TokenByToken):
-    """Base of decimal arithmetic in the format of the abacus embeddings.
+    """Base of decimal arithmetic in the format of the abacus embeddings (arXiv 2405.17399).
 
-    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer: its
-    digits are the targets from the ``=`` on, then ``$``, also the padding.
-
-    The length n is the number of digits of the longest operand; T(n) is that of the longest answer,
-    as carries may take one column a loop.
+    Tokens, in and out: ``0123456789-+*=$`` (0..14). The inputs hold the answer: its digits are the
+    targets from the ``=`` on, then ``$``, also the padding. The length n is the number of digits of
+    the longest operand; T(n) is that of the longest answer, as carries may take one column a loop.
 
     Distributions: ``"mixed"`` (one operand has n digits, the others 1..n), ``"equal"`` (all have
-    n), ``"independent"`` (each has 1..n), and one that is hard for the task. Numbers have no
-    leading zeros, except in ``"chain"``.
-
-    Source: arXiv 2405.17399.
+    n), ``"independent"`` (each has 1..n), and the task's hard one. Numbers have no leading zeros,
+    except in ``"chain"``.
 
     Attributes:
         operator: The sign between the operands.
@@ -73,7 +69,7 @@ class DecimalOperands(TokenByToken):
 
     @abstractmethod
     def _solve(self, digits: Tensor, n_digits: Tensor) -> tuple[Tensor, Tensor]:
-        """Digits of the answers [batch, width], and each answer's length.
+        """Digits of the answers [batch, width], and their lengths.
 
         Operands [batch, operand, width] are padded with zeros; ``n_digits`` is [batch, operand].
         """
@@ -106,7 +102,7 @@ class DecimalOperands(TokenByToken):
     def from_digits(
         self, digits: Int[Tensor, "batch operand width"], n_digits: Int[Tensor, "batch operand"]
     ) -> Batch:
-        """The batch of numbers with the first ``n_digits`` digits, least significant first."""
+        """The batch of numbers of ``n_digits`` digits, least significant first."""
         shape, each = (list(getattr(x, "shape", ())) for x in (digits, n_digits))
         fit = len(shape) == 3 and each == shape[:2] and each[1] == self.n_operands
         expected = f"shapes [batch, {self.n_operands}, width], [batch, {self.n_operands}]"
@@ -124,7 +120,7 @@ class DecimalOperands(TokenByToken):
 
     @or_text
     def encode(self, operands: Iterable[Sequence[int]]) -> Batch:
-        """The batch of given integers of at least 0, each written without leading zeros."""
+        """The batch of integers >= 0, written without leading zeros."""
         rows = check_operands(operands, self.n_operands)
         # [batch, operand]: as Python writes them
         n_digits = torch.tensor([[len(str(x)) for x in row] for row in rows])
@@ -197,8 +193,7 @@ class AbacusAddition(_Sum):
     """a + b in decimal, token by token: ``a + b = sum $``, least significant first.
 
     See :class:`DecimalOperands`. The hard distribution is ``"chain"``: the first digits make a
-    carry, which all others propagate. The sum is as long as the longer operand, and one digit more
-    with a carry out of it. T(n) = n + 1.
+    carry, which all others propagate. T(n) = n + 1.
 
     Example:
         >>> task = AbacusAddition()
@@ -218,8 +213,7 @@ class AbacusAddition(_Sum):
 class AbacusSum(_Sum):
     """The sum of ``n_operands`` numbers, token by token: ``a + b + c = sum $``.
 
-    Otherwise like :class:`AbacusAddition`. T(n) = n + 1 up to ten numbers, and one loop more for
-    each further digit that they may carry out of n columns.
+    Otherwise like :class:`AbacusAddition`. T(n) = n + 1 up to ten numbers.
 
     Example:
         >>> task = AbacusSum(n_operands=3)
@@ -239,8 +233,8 @@ class AbacusMultiplication(DecimalOperands):
     """a * b in decimal, token by token: ``a * b = product $``, least significant first.
 
     See :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n digits,
-    and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are 1..9),
-    for large column sums and long carries. The product has no leading zeros. T(n) = 2 n.
+    each a 9 with the example's probability (drawn from {.5, .8, .95}), else 1..9: column sums are
+    large and carries long. T(n) = 2 n.
     """
 
     name = "abacus_multiplication"

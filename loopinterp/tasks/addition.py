@@ -52,16 +52,16 @@ def _at_positions(function: Callable[..., Tensor]) -> Callable[[Any, Batch | Ten
 class Addition(Sampler):
     """a + b mod 2^n on aligned bit pairs, least significant first. T(n) = n + 1.
 
-    With ``format="pairs"`` the tokens are ``a_i + 2 b_i`` after BOS (4), so that bit i is at
-    position i + 1; PAD is 5. With ``format="features"`` bit i is the float vector ``(a_i, b_i)`` at
-    position i; padding is (0, 0). Targets are the sum bits, ``IGNORE`` at BOS and padding.
+    With ``format="pairs"`` the tokens are ``a_i + 2 b_i`` after BOS (4): bit i is at position i +
+    1; PAD is 5. With ``format="features"`` bit i is the float vector ``(a_i, b_i)`` at position i;
+    padding is (0, 0). Targets are the sum bits, ``IGNORE`` at BOS and padding.
 
-    :meth:`carries` and the other analyses are aligned with the model's positions; BOS and PAD count
-    as the bits (0, 0), which stop a carry.
+    :meth:`carries` and the other analyses have the model's positions; BOS and PAD count as the bits
+    (0, 0), which stop a carry.
 
     Distributions: ``"propagate"`` (each example draws the probability that a position propagates
     from {.5, .8, .95}), ``"uniform"`` (fair bits), ``"chain"`` (bit 0 generates and all others
-    propagate: the carry runs the whole length, and the answer is 0).
+    propagate: the carry runs the whole length).
 
     Example:
         >>> task = Addition()
@@ -123,7 +123,7 @@ class Addition(Sampler):
 
     @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
-        """The batch of given integers, each in 0..2^n - 1."""
+        """The batch of integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
         return self.from_bits(a, b, torch.full((len(a),), n))
 
@@ -144,7 +144,7 @@ class Addition(Sampler):
         return a, b
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer: sum bits, and ``IGNORE`` at BOS and PAD tokens.
+        """The sum bits; ``IGNORE`` at BOS and PAD tokens.
 
         In the features format padding looks like the bits (0, 0), so every position is answered.
         """
@@ -163,7 +163,7 @@ class Addition(Sampler):
     def chain_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
         """Whether the carry OUT of a position depends on a chain that runs back to bit 0.
 
-        Such a carry is always 0. False where the position does not propagate.
+        Such a carry is always 0.
         """
         a, b = self.operands(inputs)
         return carry_arithmetic.propagate(a, b) & (carry_arithmetic.chain_start(a, b) < self.offset)
@@ -182,9 +182,9 @@ class Addition(Sampler):
 class TokenAddition(FullOutput):
     """a + b of n bits each, in the full-output format: ``BOS a_1 … a_n + b_1 … b_n = EOS …``.
 
-    Numbers are written most significant bit first, so that carries run against the order in which
-    causal attention can propagate them; the answer has n + 1 bits. T(n) = n. Distributions are
-    those of :class:`Addition`; in ``"chain"`` the last bits generate.
+    The most significant bit comes first, so that carries run against the direction of causal
+    attention. T(n) = n. Distributions are those of :class:`Addition`; in ``"chain"`` the last bits
+    generate.
 
     Source: arXiv 2409.15647.
 
@@ -217,7 +217,7 @@ class TokenAddition(FullOutput):
 
     @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
-        """The batch of given integers, each in 0..2^n - 1."""
+        """The batch of integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
         return self.from_bits(a.flip(1), b.flip(1), torch.full((len(a),), n))
 
@@ -237,12 +237,12 @@ class TokenAddition(FullOutput):
 class Multiplication(FullOutput):
     """a * b, m bits times n bits, in the full-output format: ``BOS a_1 … a_m * b_1 … b_n = EOS …``.
 
-    Numbers are written least significant bit first; the answer has n + m bits. The length n is that
-    of b, the setting ``m`` the most bits of a. T = n m.
+    The least significant bit comes first; the answer has n + m bits. The length n is that of b, the
+    setting ``m`` the most bits of a. T = n m.
 
-    Distributions: ``"uniform"`` (a has m bits, all bits are fair), ``"biased"`` (each factor draws
-    the probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits, and a's length is drawn
-    from 1..m, as in the published training data).
+    Distributions: ``"uniform"`` (a has m bits, all fair), ``"biased"`` (each factor draws the
+    probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits; a's length is drawn from
+    1..m, as in the published training data).
 
     Source: arXiv 2409.15647.
 
@@ -286,7 +286,7 @@ class Multiplication(FullOutput):
 
     @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int, m: int | None = None) -> Batch:
-        """The batch of given integers: a in 0..2^m - 1, b in 0..2^n - 1."""
+        """The batch of integers: a in 0..2^m - 1, b in 0..2^n - 1."""
         m = self.m if m is None else m
         a, b = operand_digits(operands, m, n)
         return self.from_bits(a, b, torch.full((len(a),), m), torch.full((len(b),), n))

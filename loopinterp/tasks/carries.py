@@ -1,11 +1,9 @@
-r"""Carries of an addition: exact bit arithmetic on tensors, for any length.
+"""Carries of an addition, exact for any length; the last axis has the least significant bit first.
 
-All functions take the operands' bits, least significant first along the last axis. With
+    generate g_i = a_i AND b_i,  propagate p_i = a_i XOR b_i,  c_i = g_i OR (p_i AND c_{i-1})
 
-    generate g_i = a_i AND b_i,  propagate p_i = a_i XOR b_i,  c_i = g_i OR (p_i AND c_{i-1}),
-
-the carry out of position i is decided at the last position j <= i that does not propagate:
-:math:`c_i = g_j`, and 0 if there is none. So nothing loops over positions or overflows.
+The last position j <= i that does not propagate decides the carry out of i: :math:`c_i = g_j`, and
+0 if there is none.
 """
 
 from __future__ import annotations

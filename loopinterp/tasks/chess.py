@@ -37,23 +37,21 @@ _LOOPS = 30  # of arXiv 2604.15259: no number of loops is known to be enough
 class ChessPuzzles(Sampler):
     """The best move in a chess position, as the square it starts from and the one it ends on.
 
-    The puzzles are those of a file in the format of Lichess' database: a CSV with the columns
-    ``FEN``, ``Moves`` (in UCI notation: the opponent's, which is made, then the answer) and
-    ``Rating``. Nothing is downloaded.
+    The puzzles are in a CSV file in the format of Lichess' database, with the columns ``FEN``,
+    ``Moves`` (in UCI notation: the opponent's, which is made, then the answer) and ``Rating``.
 
     Tokens: the 64 squares, row by row, with the side to move playing upwards: an empty one (0), an
     en passant target (1), own P N B R Q K and a rook that may castle, and the opponent's. Output 1
     where the move starts, 2 where it ends, else 0. Models should not be causal.
 
-    The length n is the rating in hundreds. T(n) = 30 for every n: no bound is known.
-
-    Distributions: ``"uniform"`` (any puzzle of that rating).
+    The length n is the rating in hundreds; the one distribution is ``"uniform"``. T(n) = 30 for
+    every n: no bound is known.
 
     Args:
         csv: The file; without one, only :meth:`encode` works.
         most: Rows that are read at most.
 
-    Source: the chess puzzles of arXiv 2108.06011 and 2604.15259.
+    Source: arXiv 2108.06011 and 2604.15259.
 
     Example:
         >>> task = ChessPuzzles()
@@ -98,7 +96,7 @@ class ChessPuzzles(Sampler):
 
     @or_text
     def encode(self, puzzles: Iterable[tuple[str, str, int]]) -> Batch:
-        """The batch of given puzzles: FEN, moves and rating, as a row of a file has them."""
+        """The batch of puzzles: FEN, moves and rating, as in a row of a file."""
         rows = [_read(*puzzle, f"puzzle {k}") for k, puzzle in enumerate(puzzles)]
         _need(bool(rows), "puzzles", "at least one", [])
         boards, moves, n = (torch.tensor(column) for column in zip(*rows))
@@ -164,7 +162,6 @@ class _Puzzles:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
-    """A file's puzzles, cached by its time and size."""
     puzzles: dict[bytes, tuple[tuple[int, int], int]] = {}  # by board: move, and n
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         table = csv.DictReader(lines)
@@ -228,8 +225,8 @@ class _Position:
     def seen(self) -> list[int]:
         """The squares' tokens, with the side to move playing up the board.
 
-        For Black the board is mirrored vertically, with colours reversed. The en passant square is
-        marked if a pawn can take there.
+        For Black the board is mirrored, with colours reversed. The en passant square is marked if a
+        pawn can take there.
         """
         board, passing = list(self.board), self.passing
         for right in self.castling:
@@ -299,8 +296,9 @@ def name_of(square: int) -> str:
 def read_fen(fen: str) -> _Position:
     """The position of a FEN, without clocks.
 
-    An ``InputError`` if it is malformed, a side lacks its one king, a pawn stands on the first or
-    last rank, or king and rook are not at home for a castling right.
+    Raises:
+        InputError: If it is malformed, a side has not one king, a pawn stands on the first or last
+            rank, or king and rook are not at home for a castling right.
     """
     form = r"(\S+) ([wb]) (-|(?! )K?Q?k?q?) (-|[a-h][36])(?: \S+){0,2}"
     parts = re.fullmatch(form, " ".join(fen.split()))

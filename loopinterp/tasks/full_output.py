@@ -37,7 +37,7 @@ class FullOutput(Sampler):
     Source: arXiv 2409.15647.
 
     Attributes:
-        n_answer_symbols: How many of them, from the first, an answer uses.
+        n_answer_symbols: How many symbols, from the first, an answer uses.
         question: The question about the prompt, in words.
         least_first: Which of ``"prompt"`` and ``"answer"`` have the least significant digit first.
     """
@@ -208,7 +208,7 @@ class UniqueSet(FullOutput):
 
     Distributions: ``"uniform"`` (independent symbols), ``"few"`` (at most 4 symbols per example),
     ``"distinct"`` (a random order of the symbols, repeated), ``"varied"`` (at most k of N symbols,
-    k drawn with probability ``log(1 + 1/k) / log(N + 1)``).
+    drawn with probability ``log(1 + 1/k) / log(N + 1)``).
 
     Example:
         >>> task = UniqueSet(n_symbols=9)

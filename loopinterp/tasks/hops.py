@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-MISSING = "-"
-"""How the answer of a chain that breaks off is written."""
-
 
 @settings
 class PHop(Sampler):
@@ -32,19 +29,17 @@ class PHop(Sampler):
 
         find(i) = max {j <= i: s_{j-1} = s_i},    answer_i = s_{find(find(... i))}, p times
 
-    If a hop finds no earlier occurrence, the chain breaks off and the answer is a class of its own.
+    A hop without an earlier occurrence breaks the chain off: a class of its own.
 
     Tokens: symbols 0 .. k - 1, ``p = 1`` to ``p = most_hops`` (k .. k + most_hops - 1), PAD. The
     classes are the symbols, and k for a chain that breaks off. T(n) = most_hops + 1, whatever n:
-    a loop of one attention layer can find all preceding symbols, and each later loop make a hop.
-    Loops that double the hops made so far need fewer.
+    one loop finds all preceding symbols, and each later loop makes a hop.
 
     Distributions: ``"uniform"`` (each example draws p from 1 .. most_hops) and ``"deepest"``
-    (p = most_hops). Symbols are uniform among those that differ from the one before: equal
-    neighbours would end a chain, as find(i) = i there.
+    (p = most_hops). Neighbouring symbols differ, as equal ones would end a chain.
 
-    Source: hop_k of arXiv 2402.09268, with its format, answered at every position; p-hop induction
-        of arXiv 2502.17416.
+    Source: hop_k of arXiv 2402.09268, answered at every position; p-hop induction of arXiv
+    2502.17416.
 
     Example:
         >>> task = PHop()
@@ -76,8 +71,8 @@ class PHop(Sampler):
 
     @property
     def answer_symbols(self) -> tuple[str, ...]:
-        """A word for each class."""
-        return (*self.symbols[: self.n_symbols], MISSING)
+        """A word for each class; the last one is for a chain that breaks off."""
+        return (*self.symbols[: self.n_symbols], "-")
 
     def _n_loops(self, n: int) -> int:
         return self.most_hops + 1
@@ -111,7 +106,7 @@ class PHop(Sampler):
         n: Int[Tensor, " batch"],
         hops: Int[Tensor, " batch"],
     ) -> Batch:
-        """The batch of given symbols and hops; only the first ``n`` symbols of each row count."""
+        """The batch of symbols and hops; the first ``n`` symbols of each row count."""
         check_digits(symbols, n, self.n_symbols, "symbols")
         self._check_hops(hops, len(n))
         first = (self.n_symbols + hops - 1)[:, None]  # the token that says p, [batch, 1]
@@ -141,7 +136,7 @@ class PHop(Sampler):
         return answer.masked_fill(~is_letter, IGNORE)
 
     def _find(self, tokens: Tensor) -> Tensor:
-        """Where one hop arrives, [batch, pos]; 0, the token of p, where it finds no occurrence."""
+        """Where one hop arrives, [batch, pos]; 0 if it finds no occurrence."""
         find = torch.zeros_like(tokens)
         last = tokens.new_full((len(tokens), self.d_vocab), -1)  # [batch, token]
         for pos in range(1, tokens.shape[1]):
@@ -151,7 +146,7 @@ class PHop(Sampler):
         return find
 
     def _check_form(self, inputs: Batch | Tensor) -> Tensor:
-        """The tokens; raise unless each row is p, symbols, and PAD on the right."""
+        """The tokens, if each row is p, symbols, and PAD."""
         tokens = check_tokens(inputs_of(inputs), self.d_vocab)
         real = tokens[:, 1:] < self.n_symbols
         says_p = (tokens[:, :1] >= self.n_symbols) & (tokens[:, :1] < self.d_vocab - 1)

@@ -29,20 +29,19 @@ _OPEN, _WALL = ".SG*", "#"
 
 @settings
 class Maze(Sampler):
-    """The path from start to goal in a maze of n x n cells that has one: is each cell on it?
+    """Whether each cell of a maze of n x n cells is on the path from start to goal.
 
     Tokens: one a cell, row by row, without BOS: the sum of 1, 2, 4 and 8 for passages up, right,
     down and left, 16 at the start and 32 at the goal; 64 is PAD. Output 1 at the cells of the path,
-    its ends included, else 0. Smaller mazes of a batch lie in the upper left corner of the grid.
-    Models need ``positions="grid"``, and should not be causal.
+    its ends included, else 0. Smaller mazes lie in the upper left corner. Models need
+    ``positions="grid"``, and should not be causal.
 
     T(n) = n^2, the number of cells: no path and no dead end is longer.
 
-    Distributions: mazes are grown by a random walk that returns from dead ends, with long
-    corridors. Start and goal are any two cells (``"uniform"``), or the ends of the longest path
-    (``"far"``).
+    Distributions: a random walk that returns from dead ends grows the mazes. Start and goal are any
+    two cells (``"uniform"``), or the ends of the longest path (``"far"``).
 
-    Source: the mazes of arXiv 2108.06011 and 2604.15259.
+    Source: arXiv 2108.06011 and 2604.15259.
 
     Example:
         >>> batch = Maze().encode(["#####/#S..#/###.#/#G..#/#####"])
@@ -241,9 +240,9 @@ def grow(
 def fill_dead_ends(
     passages: Bool[Tensor, "batch 4 row column"], keep: Bool[Tensor, "batch row column"]
 ) -> tuple[Bool[Tensor, "batch row column"], Int[Tensor, " batch"]]:
-    """Fill all dead ends, round by round; return the remaining cells and the number of rounds.
+    """The cells left when all dead ends are filled, and the number of rounds.
 
-    A dead end is a cell with at most one passage to an unfilled cell; cells to ``keep`` stay.
+    A dead end has at most one passage to an unfilled cell; cells to ``keep`` stay.
     """
     left = passages.any(1) | keep
     rounds = torch.zeros_like(left[:, 0, 0], dtype=torch.long)

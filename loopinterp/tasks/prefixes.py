@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Prefixes(Sampler):
-    """Base of these tasks. Tokens: symbols 0 .. k - 1, BOS (k), PAD (k + 1). T(n) = n + 1."""
+    """Tokens: symbols 0 .. k - 1, BOS (k), PAD (k + 1). T(n) = n + 1."""
 
     d_vocab: int
     d_vocab_out: int
@@ -52,7 +52,7 @@ class PrefixSum(_Prefixes):
     Distributions: ``"uniform"``, and ``"biased"`` (each example draws the probability that a digit
     is not 0 from {.05, .5, .95}).
 
-    Source: the prefix-sum task of arXiv 2604.15259.
+    Source: arXiv 2604.15259.
 
     Example:
         >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
@@ -110,7 +110,7 @@ class PrefixSum(_Prefixes):
 
 @dataclass(frozen=True, repr=False)
 class Automaton(ShortRepr):
-    """A complete deterministic finite automaton: state <- transitions[state][symbol].
+    """A complete deterministic finite automaton.
 
     Args:
         alphabet: The symbols, one character each, at least two.
@@ -174,21 +174,21 @@ def register_language(name: str, automaton: Automaton, *, replace: bool = False)
 class RegularLanguage(_Prefixes):
     """Membership of every prefix of n symbols in a regular language, after a BOS token.
 
-    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0, by a complete
-    automaton: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
+    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0:
+    ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
 
     Languages over {0, 1} (Tomita 1982): ``tomita1`` 1*; ``tomita2`` (10)*; ``tomita3`` no
     odd-length run of 1s directly followed by an odd-length run of 0s; ``tomita4`` no 000;
     ``tomita5`` an even number of 0s and of 1s; ``tomita6`` the number of 0s less that of 1s is a
     multiple of 3; ``tomita7`` 0*1*0*1*. Over brackets: ``dyck_2`` and ``dyck_3``, balanced and
-    nested at most 2 or 3 deep. :func:`register_language` adds others.
+    nested at most 2 or 3 deep (arXiv 2010.07515). :func:`register_language` adds others.
 
     Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent: half of the
     examples avoid dead states; the others, from a random step on, take the first symbol that leads
     to one.
 
     Source: Tomita, "Dynamic construction of finite automata from examples using hill-climbing",
-    1982; bounded Dyck languages as in arXiv 2010.07515.
+    1982.
 
     Example:
         >>> task = RegularLanguage(language="dyck_2")
@@ -211,7 +211,6 @@ class RegularLanguage(_Prefixes):
 
     @property
     def automaton(self) -> Automaton:
-        """The language's automaton."""
         return get_automaton(self.language)
 
     @property

@@ -1,4 +1,4 @@
-"""Operations on rows of tokens, and on integers as rows of digits, least significant first.
+"""Rows of tokens, and integers as rows of digits, least significant first.
 
 Tokens and digits are integers [batch, width]; lengths and places are integers [batch].
 """
@@ -64,7 +64,7 @@ def places(marks: Tensor, most: int) -> Tensor:
 def split(rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """The parts of each row [batch, part, longest], padded with zeros, and their lengths.
 
-    ``ends`` [batch, part] is the column after each part, which belongs to none; 0 for no part.
+    ``ends`` [batch, part] is the column after each part; 0 for no part.
     """
     # [batch, part]: each part starts one column after the end of the part before
     start = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1] + 1], dim=1)
@@ -149,10 +149,7 @@ def place_of_equals(equals: int, tokens: Tensor, task: str) -> Tensor:
 def operands_of(
     prompt: Tensor, n: Tensor, *, operator: int, base: int, task: str, n_operands: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Digits [batch, operand, longest] and lengths [batch, operand] of the operands.
-
-    They are in the first ``n`` symbols of each prompt.
-    """
+    """Digits [batch, operand, longest] and lengths [batch, operand] of each prompt's operands."""
     marks = (prompt == operator) & inside(n, prompt.shape[1])
     expected = f"{n_operands} operands, operators (token {operator}) between them"
     need_form((marks.sum(dim=1) == n_operands - 1).all(), task, expected)
@@ -165,6 +162,5 @@ def operands_of(
 
 
 def need_form(holds: object, task: str, expected: str, got: str = "a row without") -> None:
-    """Raise unless inputs have the task's form."""
     fix = "Pass inputs as a batch of this task has them."
     need(holds, "inputs", f"{expected} ({task})", got, fix)

@@ -85,7 +85,6 @@ class Sampler(Settings, InWords, ABC):
         return self.about.format(self=self)
 
     def _repr_html_(self) -> str:
-        """In a notebook: what is computed, and the settings."""
         return f"<p>{escape(self.describe())}</p>{super()._repr_html_()}"
 
     @abstractmethod
@@ -104,7 +103,7 @@ class Sampler(Settings, InWords, ABC):
     ) -> Batch:
         """Draw examples on the generator's device; see :meth:`Task.sample`.
 
-        Without a generator, ``seed`` is used, on the CPU.
+        ``seed`` makes a generator on the CPU if none is given.
         """
         kind = pick_distribution(self, distribution)
         if generator is None:
@@ -122,14 +121,13 @@ def as_batch(
     seed: Seed = 0,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """The batch given to a study, or one drawn from a task, with the task's T(n).
+    """The batch given to a study, or one drawn from a task.
 
     Args:
-        data: A batch, returned unchanged, or a task to draw ``batch_size`` examples from.
+        data: A batch, returned unchanged, or a task.
         n: Problem length of the drawn examples; 8 by default.
         batch_size: Number of drawn examples; ``examples`` by default.
         examples: A study's default for ``batch_size``.
-        seed, device: Those of the drawn examples.
 
     Example:
         >>> from loopinterp.tasks import Addition
@@ -154,7 +152,7 @@ def as_batch(
 
 
 def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: Any) -> list[Batch]:
-    """Several batches by :func:`as_batch`; from each task, one of each length in ``n``."""
+    """Several batches by :func:`as_batch`; of a task, one of each length in ``n``."""
     several = data if isinstance(data, (list, tuple)) else [data]
     each: Any = n if isinstance(n, (list, tuple, range)) else [n]
     expected, fix = "batches or tasks, and of tasks lengths n", "Pass at least one of each."
@@ -165,8 +163,6 @@ def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: A
 @checked
 def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> Batch:
     """Prompts of a language model as a batch: the target of each token is the next one.
-
-    The answer is read after ``n_loops`` loops.
 
     Example:
         >>> as_prompts(torch.tensor([[5, 3, 8]]), n_loops=4).targets
@@ -195,7 +191,6 @@ def need_task(task: object) -> None:
 
 
 def _no_task(what: str, expected: str, data: object) -> InputError:
-    """The error for data other than a task."""
     got = f"a {describe_tensor(data)}"
     fix = "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
     if isinstance(data, str):

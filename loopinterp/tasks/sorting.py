@@ -38,9 +38,8 @@ class AbacusSorting(TokenByToken):
     ``z``), from a random one on. The inputs hold the answer, the target from the ``=`` on; ``$``
     closes it, and pads.
 
-    Tokens: digits 0..9, ``,`` (10), ``:`` (11), ``=`` (12), ``$`` (13), the letters A..Z and a..z
-    (14..65); in and out. The length n is the number of numbers, at most 52. T(n) = n: each loop can
-    choose one number.
+    Tokens, in and out: digits 0..9, ``,`` (10), ``:`` (11), ``=`` (12), ``$`` (13), the letters
+    A..Z and a..z (14..65). The length n is at most 52. T(n) = n: each loop can choose one number.
 
     Distributions: ``"uniform"`` (each number has 1..n_digits digits), ``"close"`` (all have
     ``n_digits``, and differ in at most one digit from one drawn number, so that no single digit
@@ -89,7 +88,7 @@ class AbacusSorting(TokenByToken):
     ) -> Batch:
         """The batch of numbers, least significant digit first, with their letters' tokens.
 
-        Of each number the first ``n_digits`` digits count, 0 after an example's last number.
+        The first ``n_digits`` digits of a number count; 0 after an example's last number.
         """
         shape, *others = (list(getattr(x, "shape", ())) for x in (digits, n_digits, letters))
         fit = len(shape) == 3 and others == [shape[:2]] * 2
@@ -114,9 +113,9 @@ class AbacusSorting(TokenByToken):
 
     @or_text
     def encode(self, numbers: Sequence[Sequence[int]], letters: str = LETTERS) -> Batch:
-        """The batch of given lists of integers, which may be of different lengths.
+        """The batch of lists of integers, of any lengths.
 
-        The first of the ``letters`` is that of each example's first number, and so on.
+        The k-th of the ``letters`` names an example's k-th number.
         """
         rows = [list(example) for example in numbers]
         fits = rows and all(rows) and set(letters) <= set(LETTERS)
@@ -204,6 +203,5 @@ def _follows(device: torch.device) -> Tensor:
 
 
 def _check_count(n: int) -> int:
-    """The number of numbers, at most that of letters."""
     fix = "Each number needs a letter of its own: sort fewer at once."
     return check_integer("n", n, most=len(LETTERS), fix=fix)

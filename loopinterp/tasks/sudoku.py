@@ -34,15 +34,15 @@ class Sudoku(Sampler):
     are the digits at the blanks, ``IGNORE`` at the givens. Models should not be causal. The setting
     ``box`` is 2 (4 x 4 cells) or 3 (9 x 9 cells).
 
-    T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81, for every n. Singles need no
-    more rounds (:meth:`n_rounds`), as each fills a blank.
+    T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81. Singles need no more rounds
+    (:meth:`n_rounds`), as each fills a blank.
 
     Distributions: ``"uniform"`` (n blanks of a random puzzle of a pool, with rows, columns, bands,
     stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such, the one in which
     naked singles leave the fewest or most blanks, then take the fewest or most rounds). With
     ``box=2`` naked singles solve every puzzle.
 
-    Source: the sudoku of arXiv 2604.15259.
+    Source: arXiv 2604.15259.
 
     Example:
         >>> batch = Sudoku().encode(["1.../..3./.4../...2"])
@@ -95,7 +95,7 @@ class Sudoku(Sampler):
 
     @or_text
     def encode(self, puzzles: Sequence[str]) -> Batch:
-        """The batch of given puzzles, row by row; a dot or 0 for a blank, no other signs count."""
+        """The batch of puzzles, row by row; a dot or 0 is a blank, other signs do not count."""
         rows = [[0 if x in ".0" else int(x) for x in p if x in ".0123456789"] for p in puzzles]
         fits = [len(row) == self.side**2 and max(row) <= self.side for row in rows]
         wrong = next((p for p, fit in zip(puzzles, fits) if not fit), [])
@@ -139,7 +139,6 @@ class Sudoku(Sampler):
         return torch.tensor(guesses, device=cells.device)
 
     def _cells(self, inputs: Batch | Tensor) -> Tensor:
-        """The inputs' cells [batch, cell], if they are whole grids."""
         cells = check_tokens(inputs, self.d_vocab)
         got = str(cells.shape[1])
         need_form(got == str(self.side**2), self.name, f"{self.side**2} cells each", got)
@@ -165,7 +164,6 @@ class Sudoku(Sampler):
         return self._batch(cells[chosen], answer[chosen])
 
     def _puzzles(self, n: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Puzzles with ``n`` blanks, and the digits there."""
         puzzles, solutions = torch.tensor(pool(self.box), device=n.device).unbind(1)
         blanks = (puzzles == 0).sum(1)  # the most first
         enough = (blanks >= n[:, None]).sum(1)  # puzzles with as many blanks, [batch]
@@ -230,11 +228,11 @@ def search(
     """Solutions of a puzzle, and the guesses made to find them.
 
     Naked singles (cells with one candidate) are filled first; then each candidate of a cell with
-    the fewest is guessed. With ``most=2`` the guesses include those that exclude a second solution.
+    the fewest is guessed.
 
     Args:
         puzzle: Digits from 1 on, 0 for a blank, row by row.
-        most: Solutions after which it stops.
+        most: Solutions after which it stops; 2 also excludes a second one.
         shuffle: Guesses candidates in random order.
     """
     every = (1 << box**2) - 1
@@ -283,10 +281,7 @@ def _spread(masks: list[int], cells: list[int], box: int) -> bool:
 
 @cache
 def pool(box: int) -> list[tuple[list[int], list[int]]]:
-    """Puzzles of one solution that are minimal in their givens, with it; most blanks first.
-
-    Every puzzle of one solution is one of them with some blanks filled.
-    """
+    """Puzzles with one solution and no spare givens, with it; most blanks first."""
     source, puzzles = random.Random(0), []
     for _ in range({2: 128, 3: 48}[box]):
         (solution,), _ = search([0] * box**4, box, most=1, shuffle=source)
@@ -301,7 +296,6 @@ def pool(box: int) -> list[tuple[list[int], list[int]]]:
 
 
 def _is_single(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
-    """Whether a digit is a naked or hidden single in a cell."""
     others = peers(box)  # peers with other digits leave no other candidate
     if len({puzzle[other] for other in others[cell]} - {0}) == box**2 - 1:
         return True
@@ -343,11 +337,7 @@ def is_solved(cells: Int[Tensor, "batch cell"], box: int) -> Bool[Tensor, " batc
 def fill_singles(
     cells: Int[Tensor, "batch cell"], box: int, *, hidden: bool = True
 ) -> tuple[Int[Tensor, "batch cell"], Int[Tensor, " batch"]]:
-    """Fill all singles, round by round, and count the rounds until none is left.
-
-    A naked single is a cell with one candidate; a hidden single (if ``hidden``) is the one cell of
-    a unit with a candidate.
-    """
+    """Fill all singles (see :meth:`Sudoku.n_rounds`), round by round; count the rounds."""
     cells, rounds = cells.clone(), torch.zeros_like(cells[:, 0])
     within = _units(box, cells.device)
     digit = torch.arange(1, box**2 + 1, device=cells.device)[:, None]

@@ -69,7 +69,7 @@ class Batch(ShortRepr):
         return [*shown, ("inputs", self.inputs)]
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same examples on another device; one that is not there is an ``InputError``."""
+        """The same examples on another device."""
         device = resolve_device(device)
         return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
@@ -130,13 +130,13 @@ class Task(Protocol):
 
     @property
     def encode(self) -> Callable[..., Batch]:
-        """From one example as text (or given examples) to their batch; of ``InWords`` too."""
+        """Makes a batch of given examples, or of one as text."""
         ...
 
     def decode(
         self, inputs: Batch | Tensor, answers: Int[Tensor, "batch pos"] | None = None
     ) -> list[str]:
-        """Examples in words; :class:`~loopinterp.tasks.InWords` provides it."""
+        """Examples in words."""
         ...
 
     def show(
@@ -146,7 +146,7 @@ class Task(Protocol):
         ...
 
     def describe(self) -> str:
-        """One line: what is computed, and in which format."""
+        """What is computed, and in which format, in one line."""
         ...
 
     def config(self) -> Mapping[str, object]:

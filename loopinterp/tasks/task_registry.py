@@ -69,10 +69,9 @@ def get_task(name: str, **settings: object) -> Task:
 
 
 def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
-    """Register a task for :func:`get_task` and the command line.
+    """Register a task for :func:`get_task` and the command line; a taken name needs ``replace``.
 
-    ``factory`` is the task's class, or a function that makes the task from its settings. A taken
-    name needs ``replace``.
+    ``factory`` is the task's class, or a function of its settings.
     """
     expected, fix = "a class or function that makes the task", "Pass the class itself."
     need(callable(factory), "factory", expected, type(factory).__name__, fix)

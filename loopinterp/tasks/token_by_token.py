@@ -50,13 +50,14 @@ class TokenByToken(Sampler):
 
     @abstractmethod
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the first token of each answer is predicted, the answers, and their lengths.
+        """Where the first token of each answer is predicted, the answers without ``end``, their
+        lengths.
 
-        It depends on the prompts [batch, pos] alone. The answers [batch, longest] lack ``end``.
+        They depend on the prompts [batch, pos] alone.
         """
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact next token from the last sign of the prompt to ``end``; else ``IGNORE``.
+        """The next token from the last sign of the prompt to ``end``, else ``IGNORE``.
 
         Tokens after the prompt are not read.
         """
@@ -122,13 +123,13 @@ class TokenByToken(Sampler):
 class NextToken(TokenByToken):
     """A full-output task answered token by token: ``BOS prompt = PAUSE … answer EOS``.
 
-    The last of the ``n_pause`` pauses (else the ``=``) has the first token of the answer as target,
-    each token of the answer the next one, and the last one EOS, also the padding. Tokens are the
-    wrapped task's, in and out, then PAUSE.
+    The last pause (or the ``=``) has the first token of the answer as target, each token of the
+    answer the next one, and the last one EOS, also the padding. Tokens are the wrapped task's, then
+    PAUSE.
 
     Args:
-        of: Name of the wrapped task: any defined subclass of :class:`FullOutput`.
-        n_pause: Pause tokens between the ``=`` and the answer.
+        of: Name of the wrapped :class:`FullOutput` task.
+        n_pause: Pause tokens after the ``=``.
 
     Source: the baselines of arXiv 2409.15647.
 
@@ -204,7 +205,7 @@ class NextToken(TokenByToken):
 
     @or_text
     def encode(self, *operands: Any, **options: Any) -> Batch:
-        """The batch of the wrapped task's own ``encode``, in this form."""
+        """The wrapped task's ``encode``, in this form."""
         return self._rewritten("encode", *operands, **options)
 
     def sample_operands(self, *lengths: int, batch_size: int, generator: torch.Generator) -> Batch:

@@ -1,4 +1,4 @@
-"""Examples given as text, in the words of a task's tokens or in ordinary notation."""
+"""Examples given as text."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 def typed_example(task: Task, text: str) -> Batch:
     """The batch of one example that a text describes, with the right answer if the task knows it.
 
-    Tokens are written in the task's words, with or without spaces. A task with full-output
-    prediction needs no BOS, ``=`` or padding. The text may also be what ``decode`` shows
-    (``25 * 14 = 350``, the grid of a sudoku or maze, a board), or a FEN. If digits beyond 1 are no
-    tokens of the task, ``13 + 9`` and ``13*9`` are read as decimal numbers.
+    Tokens are written in the task's words, with or without spaces; a prompt of full-output
+    prediction needs no BOS, ``=`` or padding. The text may also be what ``decode`` shows (``25 * 14
+    = 350``, a grid, a board), or a FEN. ``13 + 9`` and ``13*9`` are decimal numbers where digits
+    beyond 1 are no tokens.
 
     Raises:
         InputError: If the text is no example of the task, or the task reads no tokens.
@@ -152,7 +152,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
 
 
 def _full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
-    """The example of a prompt; tokens after ``=`` are left out."""
+    """The example of a prompt; tokens from ``=`` on are left out."""
     eos, bos = task.equals + 1, task.equals + 2
     # Padding, EOS and BOS have greater numbers than ``=``.
     prompt = [t for t in until(tokens, task.equals) if t < task.equals]
@@ -174,12 +174,7 @@ def _batch_of(task: Task, inputs: Int[Tensor, "1 pos"], n: int) -> Batch:
 def _shown_example(task: object, text: str) -> Batch | None:
     """The example, if the text is what ``task.decode`` shows or ``task.encode`` takes.
 
-    What follows ``=`` is left out, except the move of a chess puzzle.
-
-    Example:
-        >>> _shown_example(Sudoku(), "1.../..3./.4../...2").inputs.tolist()
-        [[1, 0, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0, 2]]
-        >>> _shown_example(Sudoku(), "no grid")
+    The part after ``=`` is left out, except the move of a chess puzzle.
     """
     return None
 
@@ -302,7 +297,7 @@ def _(task: AbacusSorting, text: str) -> Batch | None:
 
 
 def _least_first(numbers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits [1, number, width], least significant first, and the width of each number."""
+    """Digits [1, number, width], least significant first, and their numbers."""
     n_digits = [len(number) for number in numbers]
     # Zeros fill the more significant digits up to one width.
     rows = [[int(d) for d in n[::-1]] + [0] * (max(n_digits) - len(n)) for n in numbers]

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 
 
 def or_text(encode: Callable[Concatenate[Any, P], Batch]) -> Callable[..., Batch]:
-    """A method ``encode``, checked, that also takes one example as text (:func:`.typed_example`).
+    """A method ``encode``, checked, that also takes one example as text.
 
     Example:
         >>> from loopinterp.tasks import Addition
@@ -62,7 +62,7 @@ class InWords:
 
     @checked
     def encode(self, text: str) -> Batch:
-        """The batch of one example as text, as :func:`~loopinterp.tasks.typed_example` reads it."""
+        """The batch of one example as text (:func:`~loopinterp.tasks.typed_example`)."""
         # By name, as it imports every task.
         typed_examples = importlib.import_module("loopinterp.tasks.typed_examples")
         return typed_examples.typed_example(self, text)

@@ -1,4 +1,4 @@
-"""The card of a trained model: measured once, kept beside the weights, checked by the tests."""
+"""The card of a trained model, kept beside the weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TIMES_THE_CUTOFF = (1, 2, 4, 8)  # lengths of a card
 
 
 class Failure(NamedTuple):
-    """A place where exact match is low; ``str`` describes it."""
+    """A place where exact match is low."""
 
     distribution: str
     length: int
@@ -64,18 +64,16 @@ class Card(Settings):
 
     Attributes:
         note: What it is an example of.
-        recipe: The recipe that it was trained by; None if it was trained elsewhere.
+        recipe: None if it was trained elsewhere.
         changes: Settings that differ from the recipe, by dotted name.
-        weights: Number of its weights.
-        minutes: Duration of its training, if known.
-        samples: Least number of examples behind each share.
-        exact_match: Share of examples that are wholly right, by input distribution, length (where
-            the model has enough positions), and loops beyond its own; negative means fewer.
+        weights: Number of weights.
+        minutes: Duration of its training.
+        samples: Examples behind each share, at least.
+        exact_match: By input distribution, length, and loops beyond its own (negative: fewer).
         baselines: Exact match and share of right answers at the training length, of this model
-            (:data:`THIS`) and of others, each after its own loops; by model, distribution, measure.
-        origin: Where a model that no recipe trained comes from; continues "The model was".
-        licence: Its licence, where it is no recipe's.
-        command: The command that makes it anew, where it is no recipe's.
+            (:data:`THIS`) and of others; by model, distribution, measure.
+        origin: Where a model without a recipe comes from; continues "The model was".
+        licence, command: Without a recipe: its licence, and the command that makes it anew.
     """
 
     note: Line
@@ -172,15 +170,13 @@ def make_entry(
     """Make a zoo entry of a finished run: configuration, weights, metrics, and a card.
 
     Args:
-        run: The run, trained to its end; or, without a recipe, one of a model trained elsewhere.
-        folder: A folder without a run.
-        recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
+        run: Trained to its end; or, without a recipe, of a model trained elsewhere.
+        recipe: None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
-        baselines: Other models of the task by name, such as an untrained one, to be measured
-            beside it.
-        licence: Licence of the weights, if they are no recipe's.
-        command: The command that makes it anew, if no recipe does.
+        baselines: Other models of the task by name, measured beside it.
+        licence: Licence of the weights, without a recipe.
+        command: The command that makes it anew, without a recipe.
     """
     folder = Path(folder)
     need_writable(folder)

@@ -1,8 +1,7 @@
 """Trained models by name.
 
-An entry is the folder of a run with a card: ``config.json``, ``model/``, ``card.json``. Its model
-is a ``LoopedTransformer``, or an adapted published model of an architecture that
-:class:`~loopinterp.adapters.AdaptedModelConfig` can rebuild. To add an adapted one:
+An entry is the folder of a run with a card, ``card.json``. Its model is a ``LoopedTransformer``, or
+one that :class:`~loopinterp.adapters.AdaptedModelConfig` can rebuild. To add an adapted one:
 
 1. Train the module of :mod:`loopinterp.adapters.plain` (or ``AlbertForMaskedLM``) on a registered
    task with ``vocab_size = task.d_vocab``. If the task has fewer classes than tokens, call
@@ -10,9 +9,6 @@ is a ``LoopedTransformer``, or an adapted published model of an architecture tha
 2. Add its name to ``ADAPTED`` in ``analyses/make_zoo.py``, with a function that returns the trained
    model, its baselines and its note, and run ``python -m analyses.make_zoo --name NAME``. The
    script calls ``Run.from_model(adapt(published), task, …)`` and :func:`make_entry`.
-
-Everything that opens a run then opens it by name: ``load_pretrained``, ``loopinterp zoo``,
-``lens``, and ``analyze`` on a copy.
 """
 
 from __future__ import annotations
@@ -47,12 +43,8 @@ def load_pretrained(name: str, *, device: str | torch.device = "cpu") -> Any:
     It is a :class:`~loopinterp.models.LoopedTransformer`, or a
     :class:`~loopinterp.adapters.PublishedModel` with the same addresses, hooks and calls.
 
-    Args:
-        name: One of :func:`list_pretrained`.
-        device: ``cpu``, ``cuda``, or ``auto``.
-
     Raises:
-        InputError: If there is no model of that name, or no such device.
+        InputError: If there is no such model or device.
 
     Example:
         >>> model = load_pretrained("addition")
@@ -66,15 +58,14 @@ def load_pretrained(name: str, *, device: str | torch.device = "cpu") -> Any:
 
 @checked
 def pretrained_run(name: str, folder: str | Path | None = None) -> Run:
-    """The run of a model of the zoo: its configuration, task and folder beside the model.
+    """The run of a model of the zoo.
 
     Args:
-        name: One of :func:`list_pretrained`.
-        folder: Where to copy it, for studies that save results; an existing copy is used with its
-            results. None opens the zoo's own folder, to be read only.
+        folder: Where to copy it, for studies that save results; an existing copy is used. None
+            opens the zoo's own folder, to be read only.
 
     Raises:
-        InputError: If there is no model of that name, or the folder holds another run.
+        InputError: If there is no such model, or the folder holds another run.
 
     Example:
         >>> pretrained_run("addition").cutoff
@@ -127,9 +118,8 @@ def list_pretrained() -> pd.DataFrame:
     """The models of the zoo, a row each, by name.
 
     Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
-    times that, on the worst distribution (NaN without enough positions); the worst distribution at
-    the first of these lengths below 1 ("" if there is no single one); and a note. Printed, it has
-    no weights and notes, to fit into 80 columns.
+    times that, on the worst distribution (NaN without enough positions); that distribution at the
+    first length below 1; and a note. Printed, it fits into 80 columns.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
