@@ -1,8 +1,7 @@
 """Expressions as data: an immutable graph of sequences and selectors.
 
-A :class:`Seq` is a sequence of integers, one per position. A :class:`Selector` says which positions
-(keys) each position (query) attends to. Equal nodes are one object, so ``==`` and ``hash`` compare
-structure; ``eq(x, y)`` compares values. ``<``, ``+``, ``&`` and other operators build expressions.
+Equal nodes are one object, so ``==`` and ``hash`` compare structure; ``eq(x, y)`` compares values.
+``<``, ``+``, ``&`` and other operators build expressions.
 """
 
 from __future__ import annotations
@@ -118,10 +117,7 @@ class Var(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokMap(Seq):
-    """A finite table applied at each position.
-
-    Other values become ``default``; without one they are an error at run time.
-    """
+    """A finite table applied at each position; see :func:`loopinterp.programs.tok_map`."""
 
     word = "tok_map"
 
@@ -192,12 +188,7 @@ class Elementwise(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Select(Selector):
-    """Each query attends to the keys for which the predicate of (key, query) holds.
-
-    With ``causal``, only keys up to its own position count. The predicate is a name of
-    :data:`~loopinterp.programs.selection.PREDICATES` or a tuple of (key, query) pairs.
-    ``name`` is the selector's name in traces.
-    """
+    """A selection; see :func:`loopinterp.programs.select`."""
 
     word = "select"
 
@@ -247,7 +238,7 @@ class SelWidth(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftRight(Seq):
-    """The value ``n`` positions before, else ``default``; :attr:`expanded` is what is compiled."""
+    """The value ``n`` positions before, else ``default``; compiled as :attr:`expanded`."""
 
     word, form = "shift_right", "shift_right({x}, {n}, default={default})"
 
@@ -262,7 +253,7 @@ class ShiftRight(Seq):
 
     @property
     def selector(self) -> Select:
-        """Selects the position ``n`` before; its name is ``shift_{n}``."""
+        """Selects the position ``n`` before."""
         back = Elementwise("sub", (Indices(), Full(self.n)))
         return Select(Indices(), back, "==", True, f"shift_{self.n}")
 
@@ -287,13 +278,13 @@ def need_seq(x: object, what: str) -> Seq:
 
 
 def selects(roots: Iterable[Expr]) -> list[Select]:
-    """Every selection below the roots, those that shifts stand for included."""
+    """Every selection below the roots, those of shifts included."""
     nodes = [node.selector if isinstance(node, ShiftRight) else node for node in postorder(roots)]
     return [node for node in dict.fromkeys(nodes) if isinstance(node, Select)]
 
 
 def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
-    """:func:`selects` by name; a selector without a name is listed by its code."""
+    """:func:`selects` by name, or by code if it has none."""
     return {select.name or repr(select): select for select in selects(roots)}
 
 

@@ -1,7 +1,7 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
 A [batch, query, key] tensor would be large. A reduction goes through the keys (several at once if
-examples are few), for all queries of many examples, as [pos, batch] tensors in the smallest
+examples are few), for all queries of many examples, as [pos, batch] tensors of the smallest
 sufficient integer type.
 """
 
@@ -22,7 +22,7 @@ MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
 
 
 class Selection:
-    """Which keys each query selects, for a batch (of 1 where all examples agree)."""
+    """The keys that each query selects, for a batch (of 1 where all examples agree)."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Selection:
             )
 
     def matrix(self) -> Bool[Tensor, "_ query key"]:
-        """The whole selection, with a batch axis of 1 where all examples agree."""
+        """The whole selection, materialised."""
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
         for keys, queries, rows, selected in self._steps(self.batch):
             out[rows, queries, keys] = selected.permute(2, 1, 0).bool()
@@ -114,7 +114,6 @@ class Selection:
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
-        """Zeros [query, batch] in an integer type that holds low to high."""
         return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
 
 
@@ -128,7 +127,7 @@ def _length(part: slice) -> int:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The least and greatest number; 0 and 0 if there are none."""
+    """The least and greatest number; 0 and 0 of an empty tensor."""
     low, high = x.aminmax() if x.numel() else (0, 0)
     return int(low), int(high)
 
@@ -246,11 +245,10 @@ class Relation:
         return look_up(k, self._keys, self._rows, 0)
 
     def query_columns(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The column of each query."""
         return look_up(q, self._queries, self._columns, 0)
 
     def holds(
         self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
     ) -> Bool[Tensor, "*both"]:
-        """Whether it holds for results of :meth:`keys` and :meth:`queries`, broadcast."""
+        """Whether it holds, given :meth:`key_rows` and :meth:`query_columns`, broadcast."""
         return self._table.take(keys + queries)
