@@ -107,7 +107,7 @@ def train_to_circuit(
 
 @dataclass(frozen=True)
 class _Subspaces:
-    """Orthonormal rows ``[dimension, d_model]`` and values of each variable, and all other rows."""
+    """Orthonormal rows and values of each variable, and all other rows."""
 
     rows: dict[str, Tensor]
     values: dict[str, tuple[int, ...]]

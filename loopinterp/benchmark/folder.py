@@ -2,7 +2,7 @@
 
 ``benchmark.json`` lists every file with its SHA-256. A model's folder has the files of
 :meth:`Compiled.save`, ``pairs.safetensors`` with the inputs that edges are scored on, and
-``card.json`` with the program's code. A model whose registered program differs is not loaded.
+``card.json`` with the program's code.
 """
 
 from __future__ import annotations

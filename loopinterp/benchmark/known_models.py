@@ -78,8 +78,8 @@ class KnownModel(ShortRepr):
     def without_distractors(self) -> LoopedModel:
         """The model with distractors removed from each state; the program does not read them.
 
-        A probe of distractors finds a variable before the program has it, and distractors converge
-        one loop after the program.
+        A probe of distractors finds a variable before the program has it, and they converge one
+        loop late.
         """
         model = self.compiled.model
 

@@ -90,7 +90,7 @@ def interchange_variables(
 
 @torch.no_grad()
 def score_patching(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """States patched position by position, and heads patched one by one; nothing is drawn."""
+    """States patched position by position, and heads patched one by one."""
     half = len(known.batch) // 2
     rows, other_rows = slice(min(half, 24)), slice(half, half + min(half, 24))
     base, source = known.batch.inputs[rows], known.batch.inputs[other_rows]

@@ -163,9 +163,6 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     Edges of the program have score 1 and are in the graph; all others have 0. Queries, keys and
     values of a head are in the graph together.
 
-    Returns:
-        ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
-
     Raises:
         InputError: If the model was trained; its edges are not known.
 
@@ -272,10 +269,7 @@ def score_program(
 
 
 def by_decompiling(exercise: Exercise) -> LoopProgram | None:
-    """The decompiled program, if it is claimed to be exact.
-
-    States are decompiled as sharp first; without an exact program, as regions.
-    """
+    """The decompiled program, if claimed to be exact: from sharp values, else from regions."""
     model, task, n = exercise.model, exercise.task, exercise.n
     decompiled = decompile(model, task, n=n)
     if decompiled.claim.grade != EXACT_CLAIM:

@@ -86,7 +86,7 @@ def gather_evidence(
 ) -> Evidence:
     """Run a strategy's interchanges on a model, and each program's predictions of them.
 
-    Each batch has inputs of one length; program offsets are chosen on the first only.
+    Each batch has inputs of one length; program offsets are chosen on the first.
     """
     import xarray as xr
 
@@ -255,9 +255,10 @@ def _after_interchange(
 
 
 def _on_distribution(prediction: Prediction) -> Bool[Tensor, " pair"]:
-    """Whether the clean base run reaches the program's state right after each interchange.
+    """Whether the clean base run reaches, at some loop, the program's state right after an
+    interchange.
 
-    Tokens are part of the state, so only this run can reach it, possibly at another loop.
+    Tokens are part of the state, so only this run can reach it.
     """
     pairs, variables = prediction.pairs, prediction.trace.variables
     on_distribution = torch.zeros_like(pairs.base, dtype=torch.bool)

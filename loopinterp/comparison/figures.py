@@ -366,8 +366,6 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
 
 @findings_of.register
 def _decodability_findings(result: Decodability) -> list[Finding]:
-    """Variables that can be read at equal loops of model and program."""
-
     def readable(name: str) -> set[str]:
         if name not in result.data:
             return set()

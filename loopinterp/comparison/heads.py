@@ -105,10 +105,8 @@ def match_heads(
     those that compute their selector, then for the largest total overlap above even attention.
 
     Args:
-        selectors: By name, at the same loops, examples and positions as the patterns.
         heads: Name of each head.
-        visible: Keys that each query may see, for all heads or for each; by default those that any
-            head attends to.
+        visible: Keys that each query may see; by default those that any head attends to.
         seed, config: Only written to the provenance.
 
     Example:
@@ -174,8 +172,8 @@ def head_study(
     ``finish``. Those that run once are compared at every loop.
 
     Args:
-        data: Examples of one length in the programs' tokens, or the task to draw them from
-            (``batch_size`` of length ``n``).
+        data: Examples of one length in the programs' tokens, or the task (``batch_size`` of length
+            ``n``).
         programs: Such as ``list_programs(task.name)``. Shared selectors are listed once.
     """
     chosen = check_programs(programs)

@@ -79,8 +79,8 @@ def injected_carry_study(
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.
-        data: Additions of one length, at least 16 bits, or their task to draw them from
-            (``batch_size`` of length ``n``).
+        data: Additions of one length, at least 16 bits, or their task (``batch_size`` of length
+            ``n``).
         names: A name for each model.
         per_cell: Most interchanges for each kind, token and left token.
     """

@@ -53,7 +53,7 @@ class SpreadPairs:
     Base and source have the same token at the position, and differ there in some program's
     variable. Half of the pairs are drawn evenly by (token, left token), half so that every two
     programs disagree on equally many. Same-value sources differ in no variable, and must change
-    nothing.
+    nothing. The model is not run.
 
     Attributes:
         pairs: Pairs of other values.
@@ -85,7 +85,6 @@ class SpreadPairs:
         batch: Batch,
         generator: torch.Generator,
     ) -> InterchangePairs:
-        """Choose pairs, without running the model."""
         last = int(batch.n_loops.max())
         # In the initial state nothing is computed yet: it receives the state of a later loop.
         first = 0 if self.other_loops and last > 1 else 1
@@ -236,8 +235,7 @@ def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
 def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratum]:
     """Strata of pairs of a program's inputs, by the first of several positions.
 
-    For every task: token, left token, both, loop, position, loop of the source, second interchange;
-    for additions also the carry chains.
+    For additions also the carry chains.
     """
     tokens, position = program.inputs, pairs.positions[:, 0]
     token, left = pairs.tokens

@@ -103,7 +103,6 @@ class Verdict(ShortRepr):
     off_distribution: float = math.nan
 
     def _repr_html_(self) -> str:
-        """In a notebook: the programs by what they fit, and the reasons in words."""
         # By name, as the words import this module.
         return importlib.import_module("loopinterp.comparison.words").verdict_table(self)
 
@@ -219,7 +218,6 @@ def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reas
 
 
 def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
-    """Clean runs fail, or interchanges fail more often than they do."""
     value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
     if not (low >= threshold and its.worst_loop >= threshold):
         worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}

@@ -137,8 +137,7 @@ def interchange_study(
     must change nothing.
 
     Args:
-        data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
-        program: Any loop program, or its name; it must read the model's tokens.
+        data: Inputs of one length, or the task (``batch_size`` of length ``n``).
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
             whole state and all of the program's variables are put in, on pairs with the same token
             at the position.
@@ -210,9 +209,8 @@ def _count_all(
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
-    """``right`` of ``n`` pairs of every variable, by intervention (or none: clean), loop and delay.
-
-    Of whole runs, ``run_right`` of ``run_n``.
+    """``right`` of ``n`` pairs, and ``run_right`` of ``run_n`` whole runs; ``_CLEAN`` without
+    intervention.
     """
     import xarray as xr
 
@@ -306,8 +304,7 @@ class VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
     The source's value changes the program's answer at some delay, so that a model whose answers
-    never change is never right. Variables without a subspace are put in with the whole state, at
-    positions with the same token.
+    never change is never right.
     """
 
     program: LoopProgram

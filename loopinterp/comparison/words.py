@@ -115,7 +115,7 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
 
 
 def verdict_table(verdict: Verdict) -> str:
-    """A verdict as HTML, for a notebook: a row for each role that a program can have."""
+    """A verdict as HTML: a row for each role that a program can have."""
     roles = {
         "identified": [verdict.identified] if verdict.identified else [],
         "closest": [verdict.closest],
@@ -132,12 +132,13 @@ def why_none(verdict: Verdict) -> str:
     """All reasons in one sentence."""
     if not verdict.reasons:
         return ""
+    against_rivals = ("no_pair_separates", "not_separated")
     clauses: dict[str, list[str]] = {}  # those of single reasons, or the rivals of one code
     for reason in verdict.reasons:
         rival = reason.values.get("program")
         clauses.setdefault(reason.code, []).append(str(rival or reason_in_words(reason)))
     texts = [
-        _REASONS[code].format(program=quoted(each)) if code in _AGAINST_RIVALS else each[0]
+        _REASONS[code].format(program=quoted(each)) if code in against_rivals else each[0]
         for code, each in clauses.items()
     ]
     return f"Not identified: {'; '.join(texts)}."
@@ -193,8 +194,6 @@ _REASONS = {
     "no_model_identified": "no model has an identified program",
 }
 
-_AGAINST_RIVALS = ("no_pair_separates", "not_separated")
-
 UNTRIED: dict[Untried, str] = {
     "initial_state": "the state before the first loop",
     "from_initial_state": "a later state replaced by the one before the first loop",
@@ -222,7 +221,7 @@ def with_interval(estimate: np.ndarray) -> str:
 
 
 def share_range(shares: np.ndarray) -> str:
-    """The least and greatest of some shares: "39–48%", or "50%"."""
+    """The least and greatest share: "39–48%", or "50%"."""
     low, high = percent(shares.min()), percent(shares.max())
     return high if low == high else f"{low.removesuffix('%')}–{high}"
 
@@ -232,7 +231,7 @@ def plain(program: str) -> str:
 
 
 def in_loops(delay: int) -> str:
-    """A delay in words: "at once", "1 loop later", "3 loops later"."""
+    """ "at once", "1 loop later", "3 loops later"."""
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 

@@ -60,8 +60,9 @@ class NeuronGroup:
 class Directions:
     """The directions of the values of a feature.
 
-    A value adds its row of ``write`` to the residual stream. ``read @ state`` is 1 for the
-    feature's value and 0 for the others.
+    A value adds its row of ``write`` to the stream. ``read @ state`` is 1 for the feature's value
+    and
+    0 for the others.
     """
 
     write: Float[Tensor, "value d_model"]
@@ -98,7 +99,7 @@ class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
     A node of the block stands for itself at every loop. Edges lead from features to the heads and
-    neurons that read them, and from those to the features they write.
+    neurons that read them, and from these to the features they write.
     """
 
     program: str

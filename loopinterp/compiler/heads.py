@@ -3,8 +3,8 @@
 A selection is a 0/1 matrix of key values against query values. Keys with equal rows form a class:
 the key writes its class, the query its relation to each class (or the reverse, if there are fewer
 query classes). The score is 1 where the relation holds, else 0; scaled up, attention is even over
-the selected keys. A head writes the share of each value among them. The shares give the common
-value, truncated mean, largest or smallest value, or the width; without a key they mean nothing.
+the selected keys. A head writes the share of each value among them, from which units compute the
+aggregate; without a key the shares mean nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class AttentionRelation:
 
     @property
     def name(self) -> str:
-        """The selection's part of feature names."""
         return self.select.name or code(self.select, short=True)
 
     @property
@@ -120,7 +119,7 @@ def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
-    """Codes that subtract 2 from the score for each position that a key is ahead of its query."""
+    """Codes that subtract 2 from the score for each position of a key ahead of its query."""
     positions = np.arange(len(indices.values))
     # [position, point]: one point for each position but the first, 1 from there on.
     ahead = (positions[:, None] >= positions[None, 1:]).astype(float)

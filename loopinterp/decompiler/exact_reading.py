@@ -1,11 +1,10 @@
 """Exact reading: the whole transition table of a model or program, and the program it equals.
 
-If one loop reads only a position and its left neighbour, a position's next state is a function of
-two tokens and two states. If states are codes of bits, or values of a program's variables, each of
-the finitely many transitions is tried once. :attr:`CodeTable.sure` says whether rounding could
-change a table of codes. Tables are compared by joint refinement (Moore 1956). Training on answers
-leaves the first guess free, so a table equals a program *up to its first guess* if after the first
-loop it is in states that the program could be in.
+If a loop reads only a position and its left neighbour, and states are codes of bits or values of
+variables, finitely many transitions remain, and each is tried once. Tables are compared by joint
+refinement (Moore 1956). Training on answers leaves the first guess free, so a table equals a
+program
+*up to its first guess* if after the first loop it is in states that the program could be in.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Surroundings(ShortRepr):
 
     @classmethod
     def of(cls, task: Task, lengths: Sequence[int], examples: int = 48) -> Surroundings:
-        """The neighbourhoods in inputs of some lengths, from every distribution."""
+        """Those in inputs of some lengths, from every distribution."""
         batches = [inputs_of(task, (n,), examples, seed=0) for n in lengths]
         rows = [row for batch in batches for row in batch.inputs.tolist()]
         pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
@@ -94,9 +93,9 @@ class CodeTable(ShortRepr):
 
 
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
-    """Whether all transitions of a model can be tried.
-
-    This holds if its states between loops are codes, and a loop reads at most the left neighbour.
+    """Whether all transitions can be tried: states are codes, and a loop reads no farther than the
+    left
+    neighbour.
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False
@@ -134,7 +133,7 @@ def _stepped_codes(
 ) -> Float[Tensor, "transition bit"]:
     """The numbers whose signs are the bits of each position after one loop, in float64.
 
-    Columns are left token, left code, token, code; the first position has no left neighbour.
+    Columns are left token, left code, token, code.
     """
     assert model.code is not None
     at_edge = transitions[:, 0] == EDGE[0]
@@ -265,7 +264,7 @@ class SameProgram(ShortRepr):
 def same_program(
     table: TransitionTable, program: LoopProgram, inputs: Surroundings
 ) -> SameProgram | None:
-    """The program that a fully known table equals up to its first guess; else None."""
+    """The program, if a fully known table equals it up to its first guess; else None."""
     if not is_local(program) or set(table.sizes) - set(range(len(program.inputs))):
         return None
     tabulated = tabulate_program(program, inputs.pairs)
@@ -334,7 +333,7 @@ def _classes(
 def with_first_guess(same: SameProgram) -> LoopProgram | None:
     """The program that a table equals, with the table's own first guess.
 
-    None if the program is never in that state, or it depends on the left neighbour's token.
+    None if the program is never in that state, or the guess depends on the left neighbour's token.
     """
     guess: dict[int, tuple[int, ...]] = {}
     for (_, token), values in same.first_guess.items():

@@ -3,7 +3,7 @@
 Refinement seeks the coarsest partition with which a table predicts the model, starting from the
 answers. Where a run leaves the table, pairs of neighbours with the same values become different
 ones. Planes in either's states that separate the two cases are candidates; the one that makes the
-table right about most runs is taken. :func:`against_counterexamples` adds states of any loop.
+table right about most runs is taken.
 Source: counterexample-guided abstraction refinement (Clarke et al., CAV 2000) on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
 """
@@ -140,10 +140,11 @@ def against_counterexamples(
     most_values: int,
     generator: torch.Generator,
 ) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
-    """Repair a refinement's table; if that is not enough, refine again and repair.
+    """Repair a refinement's table on ``number`` states of any loop per length; else refine again on
+    them.
 
     Returns the refinement with fewer wrong runs in a fresh draw, the runs it was made from, and
-    those held out (``others``). At each length ``number`` states are put in.
+    those held out (``others``).
     """
     # With a larger share of wrong runs, regions are cut anew and no entry is repaired.
     table, wrong = repaired_on_draws(
@@ -203,10 +204,7 @@ class _Stage:
 
 
 def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> list[_Stage]:
-    """The best next stage, or the next two if no single cut helps; none if neither does.
-
-    Each cut must add ``least_gain`` to the score.
-    """
+    """The best next stage, or the next two if no single cut helps; none if neither does."""
     tried = [(kind, stage.after(cut)) for kind, cut in _cuts(stage, 6, most_values)]
     tried.sort(key=lambda each: -each[1].score)
     if not tried:

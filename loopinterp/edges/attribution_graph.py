@@ -12,7 +12,6 @@ from loopinterp.core.storage import write_json
 from loopinterp.edges.edge_study import EdgeStudy
 from loopinterp.edges.unrolled_graph import INPUT, READOUT, Component, UnrolledGraph
 
-_COLUMNS = ("input", "all positions")
 _WRITES = {"head": "attn.hook_z", "mlp": "hook_mlp_out"}
 
 
@@ -32,9 +31,7 @@ def write_attribution_graph(
     layer ``l`` of loop ``t`` stands at ``n_prelude + t n_layers + l``. Further keys of a node hold
     its ``address``, ``component``, ``loop`` and ``head``, which viewers ignore. A link's weight is
     the edge's effect, the mean over examples; effects on queries, keys and values are added up.
-
-    An edge study has no positions: the graph has one column for the input, and one for all
-    positions of all examples.
+    The graph has one column for the input, and one for all positions of all examples.
 
     Args:
         result: The study, whose score must have effects of unrolled edges.
@@ -184,7 +181,8 @@ def _metadata(result: EdgeStudy, score: str, slug: str, scan: str, prompt: str) 
         "slug": slug,
         "scan": scan,
         "transcoder_list": [],
-        "prompt_tokens": list(_COLUMNS),  # viewers drop nodes that fill more than 2/3 of them
+        # Viewers drop nodes that fill more than 2/3 of these columns.
+        "prompt_tokens": ["input", "all positions"],
         "prompt": prompt or examples,
         "schema_version": 1,
         "info": {

@@ -11,7 +11,7 @@ source's run, as a share of the change from base to source. With w the weight of
 ``eap_ig`` averages such gradients while the input goes from base to source. ``edge_ig`` averages
 them while the weights of all edges go from 0 to 1,
 :math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`, so that all effects sum to the whole
-change. Thresholds are flat at both ends, where the gradient of ``eap`` is 0.
+change.
 
 A circuit is the model with the source's values on all other edges. Its *faithfulness* is 1 for the
 whole graph, 0 for no edge:
@@ -114,12 +114,12 @@ class EdgeEffects:
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """The control scores; an adapted model names its weights otherwise, without magnitudes."""
+        """The control scores; no magnitudes for an adapted model: its weights have other names."""
         return CONTROLS if isinstance(self.model, LoopedTransformer) else CONTROLS[1:]
 
     @cached_property
     def _changes(self) -> Float[Tensor, " batch"]:
-        """What the effects of each example add up to: its own change, of the mean one."""
+        """What the effects of each example add up to, as a share of the mean change."""
         return self.replaced(self.graph.edges).double()
 
     def _nodes(

@@ -6,8 +6,7 @@ Of sender s, receiver r sees
 
 with :math:`v_s` the sender's output in this run, :math:`d_s` a value in its place (by default from
 the source's run), and w the weight of the edge. Path patching, circuits and gradients of edges are
-such runs with different weights. Receivers with equal weights share a stream
-(:mod:`.edge_streams`). Adapted models run in :mod:`.published_runs`.
+such runs with different weights. Receivers with equal weights share a stream.
 """
 
 from __future__ import annotations
@@ -132,7 +131,6 @@ class _KeepZ(Tap):
 
 
 def edge_runs(model: Any, graph: UnrolledGraph, inputs: Tensor) -> EdgeRuns | PublishedRuns:
-    """The runs of a model on some inputs."""
     if isinstance(model, LoopedTransformer):
         return EdgeRuns(model, graph, inputs)
     return PublishedRuns(model, graph, inputs)

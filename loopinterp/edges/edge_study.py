@@ -169,7 +169,7 @@ def edge_study(
     metric: Metric | None = None,
     seed: Seed = 0,
 ) -> EdgeStudy:
-    r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
+    """Score the edges between components, unrolled and tied, and choose circuits by the scores.
 
     Effects are those of :mod:`~loopinterp.edges.edge_effects`: ``exact`` by a run (for tied edges
     at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``;
@@ -275,10 +275,11 @@ def edge_study(
 def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame:
     """AUROC and average precision of every score and control, against a known circuit.
 
-    A row for each graph, score, truth and ranking (by ``size`` or ``effect``). Edges of wiping
-    (:func:`.wiping_edges`) have effects, but no part in the program: the truth ``program`` leaves
-    them out, ``program, wiping wrong`` counts them as wrong, ``program or wiping`` as true. An edge
-    of the unrolled graph is true if its tied edge is.
+    A row for each graph, score, truth and ranking (by ``size`` or ``effect``). The truth
+    ``program``
+    leaves edges of wiping (:func:`.wiping_edges`) out, ``program, wiping wrong`` counts them as
+    wrong,
+    ``program or wiping`` as true. An edge of the unrolled graph is true if its tied edge is.
     """
     import pandas as pd
 

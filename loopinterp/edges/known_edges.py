@@ -81,9 +81,8 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
 def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
     """The edges of wiping: from a wiped feature's writer, and from the neurons that wipe it.
 
-    Scratch is wiped by the layer that reads it last, variables by the block's last layer. All later
-    readers of the direction see both. Arguments are those of :func:`program_edges`, whose edges are
-    left out here.
+    Scratch is wiped by the layer that reads it last, variables by the block's last layer. Arguments
+    are those of :func:`program_edges`, whose edges are left out.
     """
     wires = _Wires(known, neurons=neurons)
     writes, reads = [*wires.writes, *wires.wipes], [*wires.reads, *((f, w) for w, f in wires.wipes)]
@@ -283,7 +282,6 @@ class _Wires:
 
 
 def _parsed(component: str) -> tuple[str, int, list[str]]:
-    """Section, layer and the rest of a component's name."""
     section, layer, *rest = [*component.split("."), "", ""]
     if section not in _SECTIONS or not layer.isdigit() or not rest[0]:
         raise InputError(

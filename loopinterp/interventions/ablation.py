@@ -68,8 +68,8 @@ class AblationStudy(Result, kind="ablation"):
         exact_match: Share of examples with every asked answer right, without the part.
         agreement: Share of examples whose asked answers all equal those of the clean run.
         margin: Logit of the right answer less the largest other, mean over the asked answers.
-        control_exact_match: Control: the same under noise of equal norm; likewise the others.
-        reference_exact_match: The same in the clean run; likewise the others.
+        control_exact_match: Control: under noise of equal norm; likewise the others.
+        reference_exact_match: In the clean run; likewise the others.
 
     Attributes:
         spans: First and last loop of each entry of ``when``.
@@ -86,7 +86,7 @@ class AblationStudy(Result, kind="ablation"):
     n_examples: int
 
     def reference(self, measure: str = "exact_match") -> xr.DataArray:
-        """A measure of the clean run, as an estimate."""
+        """A measure of the clean run."""
         return self.data[_REFERENCE + measure]
 
     def judged(self) -> pd.DataFrame:
@@ -95,8 +95,8 @@ class AblationStudy(Result, kind="ablation"):
         The measure is the share of examples whose answers change (1 - agreement), at the position
         with the largest share. The part is ``needed`` if the 95% interval begins at
         :data:`NEEDED_SHARE` or above, ``idle`` if the share is 0, else ``unclear``. It is
-        ``specific`` if noise surely changes fewer answers. Noise does not decide the need, because
-        in a fragile model it changes as many answers.
+        ``specific`` if noise surely changes fewer answers; in a fragile model noise changes as
+        many.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
@@ -185,7 +185,6 @@ def ablation_study(
             (``attn_out``, ``mlp_out``) and the MLP's (``post``) as a whole.
         neurons: Named groups of neurons of each layer's MLP, ablated in ``mlp.hook_post``.
         together: Whether to ablate all of these parts at once too.
-        kinds: Some of ``zero``, ``mean`` and ``resample``.
         when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` and including one.
         loops: The loops that the last three refer to; all by default.
         positions: None or ``"all"`` ablates all positions at once, ``"each"`` one at a time.
@@ -387,7 +386,7 @@ class _Runs:
     def measure(
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
-        """Measures of each example in a run with changes at the loops of a span."""
+        """Measures of each example, after changes at the loops of a span."""
         logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
@@ -408,7 +407,7 @@ class _Runs:
         return run.advance(h, run.e, run.context, Taps.changing(places), **run.loop_argument(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
-        """Logits of each example after its own T(n), after changes at the loops of a span."""
+        """Logits of each example after its own T(n)."""
         ends, rows = self._batch.n_loops, torch.arange(len(self._batch))
         first = min(span.start, len(self._states) - 1)
         h = self._states[first]
@@ -443,7 +442,7 @@ def _changes(
 
 
 def _estimate(name: str, values: Float[np.ndarray, "*cell batch"]) -> np.ndarray:
-    """Over examples: shares with Wilson's interval, margins with that of a mean."""
+    """Shares with Wilson's interval, margins with that of a mean."""
     if name == "margin":
         return mean_estimate(values)
     return wilson_estimate(values.sum(-1), np.full(values.shape[:-1], values.shape[-1]))

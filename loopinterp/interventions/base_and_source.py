@@ -32,6 +32,10 @@ Metric = Callable[["Tensor"], "Tensor"]
 """Maps logits [batch, pos, d_vocab_out] to one number, or to one for each example [batch]."""
 
 
+def metric_name(metric: Metric | None, default: str) -> str:
+    return default if metric is None else getattr(metric, "__name__", type(metric).__name__)
+
+
 class Comparison:
     """Answers and metrics of base and source run, which patched runs are scored against.
 
@@ -46,6 +50,7 @@ class Comparison:
         metric: Metric | None,
     ) -> None:
         self._base, self._source, self._metric = base.argmax(-1), source.argmax(-1), metric
+        self.name = metric_name(metric, "logit difference")
         self.differ = self._base != self._source
         if scored is not None:
             if scored.shape != self.differ.shape or scored.dtype != torch.bool:
@@ -71,12 +76,6 @@ class Comparison:
                 given=f"{self.at_base} for both",
                 fix="Pass other pairs, or another metric.",
             )
-
-    @property
-    def name(self) -> str:
-        if self._metric is None:
-            return "logit difference"
-        return getattr(self._metric, "__name__", type(self._metric).__name__)
 
     def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
         """Recovered share and scaled metric of each patched run, ``[patch, 2]``."""
@@ -117,7 +116,7 @@ class Patched:
 
 
 def patched_component(model: HookedRun, component: str) -> Patched:
-    """The component of that name, in a layer or once per loop; an InputError if there is none."""
+    """The component of that name; an InputError if there is none."""
     if component == STATE:
         return Patched(STATE, STATE, "residual", per_loop=True)
     book = model.addresses()
@@ -132,7 +131,7 @@ def patched_component(model: HookedRun, component: str) -> Patched:
 
 
 def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
-    """The place in the loop that the full name of a hook says; None of a component's name."""
+    """The place in the loop of a hook's full name; None for a component's name."""
     if "." not in name or model.addresses().has(name):
         return None
     book = model.addresses(n_loops)

@@ -1,7 +1,4 @@
-"""Interchanges of a state, or of its part in a subspace, and the answers after them.
-
-Only the light cone of an interchange is recomputed (:mod:`loopinterp.interventions.light_cone`).
-"""
+"""Interchanges of a state, or of its part in a subspace, and the answers after them."""
 
 from __future__ import annotations
 
@@ -63,8 +60,8 @@ class InterchangeRun(ShortRepr):
     """A model's runs on pairs of base and source, for any number of interventions.
 
     Attributes:
-        base_state: Clean state of the base at the sites and loop of the interchange. If some
-            pairs have a second interchange, its site is the last one.
+        base_state: Clean state of the base at the sites and loop of the interchange; the site of a
+            second interchange is the last one.
         source_state: State of the source there.
         natural: Clean answers of all inputs after 0 .. T loops.
         reach: Positions by which the light cone grows in a loop; None if all are recomputed.
@@ -118,7 +115,6 @@ class InterchangeRun(ShortRepr):
         Args:
             subspace: Orthonormal rows, for all pairs [rank, d_model] or for each
                 [pair, rank, d_model]; the whole state by default.
-            complement: Interchange all but that part.
             complement: Interchange everything outside the subspace instead.
         """
         change = self.difference
@@ -216,7 +212,7 @@ class InterchangeRun(ShortRepr):
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
         """States of some pairs after each loop, and those inside the cone.
 
-        The latter come as places among all pairs (pair, delay, pos) and among the states (row,
+        The latter come as places among all pairs (pair, delay, pos), and among the states (row,
         column).
         """
         loop, positions, state = self.pairs.loop[rows], self.pairs.positions[rows], state[rows]

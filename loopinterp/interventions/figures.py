@@ -197,9 +197,9 @@ def _(result: AblationStudy) -> list[Finding]:
     return [Finding(text, value=f"{len(needed)} of {n}")]
 
 
-def _spell(parts: list[str], most: int = 5) -> str:
-    more = f" and {len(parts) - most} more" if len(parts) > most else ""
-    return f"{', '.join(parts[:most])}{more}"
+def _spell(parts: list[str]) -> str:
+    more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
+    return f"{', '.join(parts[:5])}{more}"
 
 
 @figures_of.register

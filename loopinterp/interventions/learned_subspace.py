@@ -34,7 +34,7 @@ def learn_subspace(
     steps: NonNegativeInt = 80,
     seed: Seed = 0,
 ) -> Float[Tensor, "rank d_model"]:
-    r"""Orthonormal rows R, learned by gradient on the pairs of a run.
+    """Orthonormal rows R, learned by gradient on the pairs of a run.
 
     With the base's state b and the source's s, log probabilities at delays 0 .. 9 and asked
     positions after :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and
@@ -43,7 +43,6 @@ def learn_subspace(
 
     Args:
         run: Pairs to learn from; those with a second interchange are left out.
-        rank: Dimensions of the subspace.
         target: Answers to learn, in place of those of the whole interchange; negative if none.
         steps: Steps of Adam, each on a batch of pairs.
         seed: Seed of the batches.

@@ -237,7 +237,7 @@ class LightCone:
         """Keys and values of each layer, ``[loop, input, pos, head, d_head]``."""
         return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
-    def _clean_keys(self, *, most: int = 2**26) -> list[list[tuple[Tensor, Tensor]]] | None:
+    def _clean_keys(self) -> list[list[tuple[Tensor, Tensor]]] | None:
         """Keys and values ``[input, pos, head, d_head]`` of each loop and layer, if available."""
         # Ours, causal, with a mask of all pairs, and at most 256 MiB.
         run, width = self.iteration, declared(self.model, "attention_window") or 0
@@ -256,7 +256,7 @@ class LightCone:
             run.advance(h, run.e, replace(run.context, remember=remember))
             if not keys[0]:  # attention of a model's own code remembers none
                 return None
-            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > most:
+            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > 2**26:
                 return None
         return keys
 

@@ -64,8 +64,8 @@ class PatchingSweep(Result, kind="activation-patching"):
         effect: The metric after the patch, scaled to 0 in the base's run and 1 in the source's.
         control_recovered: Control: ``recovered`` after the same patch from a third input.
         control_effect: Control: ``effect`` after that patch.
-        prelude_recovered: The same for the layers before the loop, without a loop axis; likewise
-            the other measures, and the coda.
+        prelude_recovered: Of the layers before the loop, without a loop axis; likewise the other
+            measures, and the coda.
 
     Attributes:
         metric: Name of the metric; ``metric_base`` and ``metric_source`` are of the clean runs.
@@ -114,7 +114,7 @@ class PatchingSweep(Result, kind="activation-patching"):
         return table.reindex(columns=order)
 
     def around(self) -> dict[str, xr.Dataset]:
-        """The measures of the layers outside the loop, by section: [layer, head, pos] each."""
+        """The measures of the layers outside the loop, by section."""
         return {
             section: self.data[[f"{section}_{name}" for name in MEASURES]].rename(
                 {f"{section}_layer": "layer"} | {f"{section}_{name}": name for name in MEASURES}
@@ -289,14 +289,14 @@ class _Sweep:
     groups: Bool[Tensor, "group head"]  # the heads of each patch; one of a component without heads
 
     def block(
-        self, loops: list[int], layers: Sequence[int | None], *, most_held: int = 2**26
+        self, loops: list[int], layers: Sequence[int | None]
     ) -> Float[np.ndarray, "measure loop layer head place"]:
         """Patches of the state or inside the loop, with 256 MiB of activations at a time."""
         size = 1
         if self.target.name != STATE:
             key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
             size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
-        at_a_time = max(1, most_held // size)
+        at_a_time = max(1, 2**26 // size)
         parts = [loops[k : k + at_a_time] for k in range(0, len(loops), at_a_time)]
         return np.concatenate(
             [np.stack([self._site(part, k) for k in layers], axis=2) for part in parts], axis=1
