@@ -154,8 +154,7 @@ def compare_programs(
         models: Any looped model, or several, with a verdict each.
         programs: One program or more, of the task whose tokens the model reads.
         data: Inputs, each batch of one length, or the task (``batch_size`` of each length ``n``,
-            512
-            by default).
+            512 by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
             first 128 inputs of each batch. If these would identify a program, 6144 pairs on all
             inputs decide.

@@ -83,8 +83,7 @@ def decodability(
 
     Args:
         data: Examples in the programs' tokens, on the model's device, or the task (``batch_size``
-            of
-            length ``n``).
+            of length ``n``).
         programs: Such as ``list_programs(task.name)``.
         n_loops: Loops of model and programs; by default the largest T(n).
         random_model: The random-weights control; by default the model with shuffled weights, if

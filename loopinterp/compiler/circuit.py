@@ -61,8 +61,7 @@ class Directions:
     """The directions of the values of a feature.
 
     A value adds its row of ``write`` to the stream. ``read @ state`` is 1 for the feature's value
-    and
-    0 for the others.
+    and 0 for the others.
     """
 
     write: Float[Tensor, "value d_model"]

@@ -98,11 +98,9 @@ def compile_program(
     """Compile a loop program into the weights of a looped transformer.
 
     The state after t loops holds every variable of the program after t loops, one direction for
-    each
-    value, beside the injected input. A selection becomes a head with even attention over the
-    selected
-    keys. Maps become MLPs that restore reads to 0 and 1, so errors do not grow with the loops. The
-    model has ReLU, learned positions, external recall and no norms.
+    each value, beside the injected input. A selection becomes a head with even attention over the
+    selected keys. Maps become MLPs that restore reads to 0 and 1, so errors do not grow with the
+    loops. The model has ReLU, learned positions, external recall and no norms.
 
     Args:
         max_length: Positions of the longest sequence, BOS and padding included.

@@ -44,10 +44,9 @@ def superpose(
     """Hold the program in fewer dimensions than its features have directions.
 
     Down to ``circuit.superposition.exact_d_model`` dimensions every read is unchanged, up to
-    rounding:
-    the largest dimension that the states of one site span. (The shares of a feature's values add up
-    to 1, and features never in the stream together may share directions.) With fewer, values
-    interfere; :func:`check_disguise` and :func:`compare_with_program` measure how much.
+    rounding: the largest dimension that the states of one site span. (The shares of a feature's
+    values add up to 1, and features never in the stream together may share directions.) With fewer,
+    values interfere; :func:`check_disguise` and :func:`compare_with_program` measure how much.
 
     Args:
         d_model: Dimensions; by default the fewest in which it is exact.
@@ -138,8 +137,7 @@ class _Stream:
         """Directions with dimensions of their own in an inexact superposition.
 
         These are numbers and what heads write, because errors in them grow, and the reads of heads
-        with
-        uneven attention, because softmax enlarges errors of the score.
+        with uneven attention, because softmax enlarges errors of the score.
         """
         how = ("mean", "max", "min", "count")
         uneven = {group.id for group in self.circuit.neurons if group.how in how}

@@ -59,8 +59,7 @@ class Decompilation(Result, kind="decompilation"):
         unexplained: Of regions: left cell, cell, runs that leave the table there, transitions of
             that kind, and the share that deviates; the most frequent first.
         graph: The program's :class:`~loopinterp.figures.CircuitGraph` as JSON; empty without a
-            table
-            or if too large.
+            table or if too large.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {

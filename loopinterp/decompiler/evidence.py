@@ -77,8 +77,7 @@ def agreement(
     """Shares of whole answers that the program predicts, with 95% intervals over inputs.
 
     Clean runs are scored after every loop; runs after effective interchanges one and two loops
-    later,
-    at the end, and at every loop (whole trajectories).
+    later, at the end, and at every loop (whole trajectories).
 
     Returns:
         Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.

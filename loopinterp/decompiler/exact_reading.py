@@ -3,8 +3,8 @@
 If a loop reads only a position and its left neighbour, and states are codes of bits or values of
 variables, finitely many transitions remain, and each is tried once. Tables are compared by joint
 refinement (Moore 1956). Training on answers leaves the first guess free, so a table equals a
-program
-*up to its first guess* if after the first loop it is in states that the program could be in.
+program *up to its first guess* if after the first loop it is in states that the program could be
+in.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class CodeTable(ShortRepr):
 
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
     """Whether all transitions can be tried: states are codes, and a loop reads no farther than the
-    left
-    neighbour.
+    left neighbour.
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False

@@ -362,8 +362,8 @@ class _Writer:
         """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
         The value -1 of a cell stands for all values of its token. ``left`` is a sequence to the
-        left, its
-        value in each case and the number of its values; ``atoms`` are further building blocks.
+        left, its value in each case and the number of its values; ``atoms`` are further building
+        blocks.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]

@@ -1,9 +1,8 @@
 """Predictions of a transition table: counted from runs, compared with runs, and repaired.
 
 A *prediction* follows the table from the start, or from an interchange. A run leaves the table
-where
-a position first gets another value than the table says after it and its left neighbour had the
-predicted ones.
+where a position first gets another value than the table says after it and its left neighbour had
+the predicted ones.
 """
 
 from __future__ import annotations

@@ -262,8 +262,7 @@ class TransitionTable(ShortRepr):
         """Cell -> its number in the smallest table with the same answers.
 
         Cells of a token are merged if they have one answer, become merged cells beside every
-        neighbour,
-        and turn every neighbour into merged cells.
+        neighbour, and turn every neighbour into merged cells.
         """
         transitions = [(left, cell, (cell[0], v)) for (left, cell), v in self.steps.items()]
         views = {cell: (cell[0], y) for cell, y in self.answer_of.items()}

@@ -276,10 +276,9 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
     """AUROC and average precision of every score and control, against a known circuit.
 
     A row for each graph, score, truth and ranking (by ``size`` or ``effect``). The truth
-    ``program``
-    leaves edges of wiping (:func:`.wiping_edges`) out, ``program, wiping wrong`` counts them as
-    wrong,
-    ``program or wiping`` as true. An edge of the unrolled graph is true if its tied edge is.
+    ``program`` leaves edges of wiping (:func:`.wiping_edges`) out, ``program, wiping wrong`` counts
+    them as wrong, ``program or wiping`` as true. An edge of the unrolled graph is true if its tied
+    edge is.
     """
     import pandas as pd
 

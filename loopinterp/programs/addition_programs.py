@@ -66,9 +66,8 @@ def held_ripple(
         age_i      <-  age_i + 1 while the carry stays without support, else 0
 
     ``hold`` is the persistence of an injected carry in loops (1: the plain ripple, ``FOR_EVER``:
-    the
-    sticky one), or a mapping from the position's token to it (default 1). ``reset`` removes a carry
-    without support. Clean runs equal those of the plain ripple; only off-distribution states
+    the sticky one), or a mapping from the position's token to it (default 1). ``reset`` removes a
+    carry without support. Clean runs equal those of the plain ripple; only off-distribution states
     differ.
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)

@@ -94,14 +94,10 @@ def equivalence(
     are.
 
     An interchange takes all variables at one position from a source input with the same token
-    there,
-    after the same loop or another one; a run has one or two. Both programs continue until the
-    other's
-    T(n). They are equivalent if all scored answers that both decide agree, at every loop from then
-    on
-    and in clean runs (where both must decide at T(n)). The best program offset counts: a loop
-    earlier
-    or later, variables one position to the left, or answers one loop late.
+    there, after the same loop or another one; a run has one or two. Both programs continue until
+    the other's T(n). They are equivalent if all scored answers that both decide agree, at every
+    loop from then on and in clean runs (where both must decide at T(n)). The best program offset
+    counts: a loop earlier or later, variables one position to the left, or answers one loop late.
 
     Args:
         lengths: Lengths of the inputs.
@@ -109,8 +105,7 @@ def equivalence(
             listed: half with a source of another loop, a tenth with a second interchange. None for
                 all.
         exhaustive_to: At lengths up to this one every interchange is made, and every second one
-            from
-            each resulting state (a sample if there are too many).
+            from each resulting state (a sample if there are too many).
 
     Raises:
         InputError: If the tasks differ, or there are too many inputs for all interventions.

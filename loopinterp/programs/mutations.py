@@ -337,8 +337,7 @@ def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProg
     """Readers of other positions keep a copy of the read, one step ahead, and use it.
 
     In clean runs the copy equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller``
-    of
-    copy and read.
+    of copy and read.
     """
     copy = program.unused_name("copied")
     trusted = {

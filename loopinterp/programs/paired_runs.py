@@ -252,8 +252,7 @@ def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[Repea
     """Follow two programs through the states after two interchanges; whether through all of them.
 
     States after one interchange are clean states with one position replaced, and successors of
-    these;
-    states after two come from them. If there are too many, a sample is followed.
+    these; states after two come from them. If there are too many, a sample is followed.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none

@@ -226,8 +226,8 @@ class LoopProgram(ShortRepr):
             interventions: Values that replace computed ones; each must fall within the run.
             start_at_loop: Loops done before this run.
             variables: Values of variables after ``start_at_loop`` loops; others come from
-                ``prepare``.
-                With ``start_at_loop > 0`` all variables that ``step`` sets are required.
+                ``prepare``. With ``start_at_loop > 0`` all variables that ``step`` sets are
+                required.
         """
         start = dict(variables or {})
         self._check_run(tokens, n_loops, start_at_loop, start)

@@ -185,8 +185,7 @@ def _abacus_ripple() -> LoopProgram:
         carry_i  <-  column_{i-1} + carry_{i-1} > 9
 
     After the longer operand a carry is the last digit of the sum, and no carry is its end. The sum
-    in
-    the input is not read. Source: the format of arXiv 2405.17399.
+    in the input is not read. Source: the format of arXiv 2405.17399.
     """
     inputs = tuple("0123456789-+*=$")
     end, last, behind = inputs.index("$"), 19, 20  # columns right behind the longer operand, after
@@ -287,8 +286,7 @@ def prefix_automaton(language: str) -> LoopProgram:
     """Prefixes of a regular language: ``state_i <- transitions[state_{i-1}][s_i]``.
 
     BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered; register
-    another
-    of :func:`~loopinterp.tasks.list_languages` with
+    another of :func:`~loopinterp.tasks.list_languages` with
     ``register_program(prefix_automaton("tomita1"))``.
 
     Example:
