@@ -221,7 +221,6 @@ def _circuit(
     n: int,
     generator: torch.Generator,
 ) -> Circuit:
-    """Variables with the directions of their values, by least squares."""
     inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
     n_loops = program.n_loops(n) + _EXTRA_LOOPS
     trace = program.trace(inputs, n_loops)

@@ -217,7 +217,6 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
 
 
 def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
-    """Share of the program's answers, over all loops, that the model gives."""
     model, outputs = compiled.model, compiled.program.trace(inputs, n_loops).outputs
     read = [model.readout(h).argmax(-1) for _, h in iterate(model, inputs, n_loops)]
     right = torch.stack(read[-len(outputs) :]) == outputs

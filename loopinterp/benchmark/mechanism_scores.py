@@ -253,7 +253,6 @@ def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
 
 
 def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
-    """All nodes that edges lead to from some nodes, and these nodes."""
     seen: set[str] = set()
     left = [*start]
     while left:

@@ -131,7 +131,6 @@ def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
 
 
 def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dict[str, float]:
-    """Areas under the faithfulness of the tied edges of highest score."""
     effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
     circuits, ranked = TiedCircuits(effects), torch.from_numpy(abs(tied))
     faithfulness = cache(lambda count: circuits.faithfulness(top(ranked, count)))
@@ -145,7 +144,6 @@ def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dic
 def _checked(
     by_edge: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
-    """Absolute scores, after a check that all edges are known."""
     scores: dict[TiedEdge | UnrolledEdge, float] = dict(by_edge.items())
     unknown = scores.keys() - set(edges)
     bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]

@@ -63,7 +63,6 @@ def _comparison_findings(result: ProgramComparison) -> list[Finding]:
 
 
 def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
-    """Controls of one model, programs with equal answers, on-distribution states."""
     data, quote = data.sel(program=program), f"“{plain(program)}”"
     value = data.sel(estimate="value")
     sentences = []

@@ -207,7 +207,6 @@ def head_study(
 def _patterns(
     model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
-    """Patterns of all heads (of prelude and coda at every loop), and their names."""
     pattern = "attn.hook_pattern"
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=pattern)
     sizes, patterns, heads = model.site_map, [], []
@@ -270,7 +269,7 @@ def _measure(
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
-    Heads that compute a selector go first, as selectors at different queries may compete.
+    Heads that compute a selector go first.
     """
     from scipy.optimize import linear_sum_assignment
 

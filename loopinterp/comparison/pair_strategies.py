@@ -219,7 +219,6 @@ def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePair
 def _differ(
     traces: Sequence[Any], base: tuple[Any, ...], source: tuple[Any, ...]
 ) -> Bool[Tensor, ...]:
-    """Whether some variable differs at indices (loop, input, ...)."""
     differs = torch.zeros(1, dtype=torch.bool)
     for trace in traces:
         for values in trace.values():

@@ -342,8 +342,9 @@ def _agreement(
     """How often a reduced model answers like the model after a run's interchanges.
 
     Returns:
-        [count, kind, delay]: right pairs, pairs that count, and their inputs; the share of pairs of
-        each kind right at every delay; the share of clean answers.
+        [count, kind, delay]: right pairs, pairs that count, and their inputs; of each kind the
+        share
+        of pairs right at every delay; the share of clean answers.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
     after, is_scored = reduced.interchange(), pairs.scored[:, None]
@@ -385,7 +386,6 @@ def _of_each_kind(
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:
-    """The inputs to fit on, and the other inputs by batch."""
     distinct = list(dict.fromkeys(tuple(row) for row in batches[0].inputs.tolist()))
     fitted = {*distinct[: min(128, len(distinct) // 2)]}
     # Whether directions are fitted on each row of each batch.

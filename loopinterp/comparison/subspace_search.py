@@ -360,9 +360,9 @@ def probe_directions(
 ) -> Float[Tensor, "row d_model"]:
     """The coefficients of a ridge probe.
 
-    A weak penalty reads along directions in which the state hardly varies: on the ripple (6 bits,
-    noise of 1% on the weights) the IIA is 0.53 with 0.001, 1.00 with 1 to 1,000. A strong one loses
-    rare values (lookahead, 12 bits: 0.89 with 100).
+    A weak penalty reads along directions in which the state hardly varies (on the ripple an IIA of
+    0.53 with 0.001, 1.00 with 1 to 1,000); a strong one loses rare values (lookahead: 0.89 with
+    100).
     """
     coef = RidgeProbe(alpha=30.0).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
@@ -406,7 +406,6 @@ class _LabelledStates(NamedTuple):
     def subspace_by_token(
         self, directions: _Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
-        """:meth:`subspace` for each token, padded with rows of 0."""
         # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)

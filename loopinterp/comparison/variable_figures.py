@@ -135,7 +135,6 @@ def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
 
 
 def _recovery(lives: np.ndarray) -> str:
-    """How many carries ended."""
     ended, n = int(lives[:MOST].sum()), int(lives.sum())
     if n and lives[0] == n:
         return ": the answer never changes"

@@ -209,9 +209,7 @@ def _count_all(
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
-    """``right`` of ``n`` pairs, and ``run_right`` of ``run_n`` whole runs; ``_CLEAN`` without
-    intervention.
-    """
+    """``right`` of ``n`` pairs, and ``run_right`` of ``run_n`` whole runs."""
     import xarray as xr
 
     n_delays = finder.n_loops + 1
@@ -316,7 +314,6 @@ class VariablePairs(ShortRepr):
     generator: torch.Generator
 
     def draw(self, variable: str, loops: Collection[int]) -> InterchangePairs:
-        """Pairs on which the variable is effective, even over the last effective delay."""
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
     def _after(self, variable: str, loop: int) -> InterchangePairs:
@@ -401,7 +398,6 @@ class VariablePairs(ShortRepr):
 
 
 def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
-    """Where the interchange changes the program's answer."""
     return _differ(prediction.base, prediction.interchanged, prediction.pairs)
 
 

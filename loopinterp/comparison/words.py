@@ -80,7 +80,6 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
 
 
 def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> Iterator[str]:
-    """Sentences after the headline: what holds, and the program offset."""
     name = plain(verdict.closest)
     if verdict.identified:
         yield (
@@ -129,7 +128,6 @@ def verdict_table(verdict: Verdict) -> str:
 
 
 def why_none(verdict: Verdict) -> str:
-    """All reasons in one sentence."""
     if not verdict.reasons:
         return ""
     against_rivals = ("no_pair_separates", "not_separated")
@@ -236,7 +234,6 @@ def in_loops(delay: int) -> str:
 
 
 def quoted(programs: list[str], most: int = 5) -> str:
-    """Names of programs in quotes, at most ``most`` of them."""
     names = [f"“{plain(name)}”" for name in programs[:most]]
     if more := len(programs) - len(names):
         names.append(f"{more} more")

@@ -1,8 +1,7 @@
 """The compiler: from a loop program to a looped transformer with a known circuit.
 
-``compiled`` runs the stages: ``validation``, ``lowering`` (to ``features``, by ``heads`` and
-``lookups``), ``stream_layout``, ``assembly``; ``agreement`` checks the result. ``disguises`` and
-``superposition`` hide the circuit.
+Its stages: ``validation``, ``lowering`` (to ``features``, by ``heads`` and ``lookups``),
+``stream_layout``, ``assembly``.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
 """Disguises: changes of the weights that hide the circuit and keep the behaviour.
 
-Each returns another compiled model, whose circuit has the new places and lists the disguises.
-They combine in any order. All but :func:`add_noise`, the last, preserve the function up to rounding.
+Each returns another compiled model, whose circuit has the new places and lists the disguises. All
+but :func:`add_noise`, which comes last, preserve the function up to rounding.
 
 Example:
     >>> from loopinterp.compiler import add_noise, compile_program, distract, permute, rotate
@@ -178,7 +178,6 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
 
 
 def weights_of(compiled: Compiled) -> Weights:
-    """All weights, copied to float64 on the CPU."""
     need_compiled(compiled)
     state = compiled.model.state_dict()
     return {name: w.to("cpu", torch.float64, copy=True) for name, w in state.items()}
@@ -219,7 +218,6 @@ def moved(
     write: Float[Tensor, "new_d_model d_model"],
     read: Float[Tensor, "d_model new_d_model"],
 ) -> Weights:
-    """The weights in the stream h' = ``write`` h, where h = ``read`` h'."""
     # Linear weights are [output, input], embeddings [token, d_model].
     result = {}
     for name, w in weights.items():

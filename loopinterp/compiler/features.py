@@ -44,7 +44,6 @@ class Feature:
 
     @property
     def slots(self) -> slice:
-        """Its coordinates."""
         return slice(self.start, self.start + self.width)
 
     @property
@@ -101,10 +100,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """``clip(sum of reads + bias, 0, 1)``, by two neurons, written along some directions.
-
-    Flat ends stop errors of the reads.
-    """
+    """``clip(sum of reads + bias, 0, 1)``, by two neurons; the flat ends stop errors of the reads."""
 
     reads: tuple[Read, ...]
     bias: float
@@ -144,10 +140,7 @@ def one_if_any(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> U
 def at_least(
     reads: tuple[Read, ...], threshold: float, gap: float, out: tuple[tuple[int, float], ...]
 ) -> Unit:
-    """1 if the sum of the reads is above a threshold, else 0.
-
-    The sum is never within ``gap / 2`` of the threshold; half of that is a margin for errors.
-    """
+    """1 if the sum of the reads is above a threshold, else 0; it is never within ``gap / 2`` of it."""
     scale = 2.0 / gap
     scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
     return Unit(tuple(scaled), 0.5 - scale * threshold, out)
@@ -173,7 +166,6 @@ class FeatureFunction:
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
     def within(self, values: np.ndarray) -> FeatureFunction:
-        """The same function, restricted to these values."""
         if bool(np.isin(self.table, values).all()):
             return self
         # Other values belong to combinations that never occur; they become the next allowed value.
@@ -259,8 +251,6 @@ class FeaturePoints:
 
 
 class StreamFeatures:
-    """The features in the stream at each site, with their points."""
-
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
         heads = {node.id for node in circuit.heads}

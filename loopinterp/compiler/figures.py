@@ -143,7 +143,6 @@ def _expression_graph(
 
 
 def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
-    """The expressions that are nodes of a drawing, children before parents."""
     unseen = nodes.Full | nodes.Select
     every = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
     parents = Counter(child for node in every for child, _ in _reads(node))

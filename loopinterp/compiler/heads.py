@@ -2,9 +2,8 @@
 
 A selection is a 0/1 matrix of key values against query values. Keys with equal rows form a class:
 the key writes its class, the query its relation to each class (or the reverse, if there are fewer
-query classes). The score is 1 where the relation holds, else 0; scaled up, attention is even over
-the selected keys. A head writes the share of each value among them, from which units compute the
-aggregate; without a key the shares mean nothing.
+query classes). The score is 1 where the relation holds, else 0. Scaled up, attention is even over
+the selected keys, and a head writes the share of each value among them.
 """
 
 from __future__ import annotations
@@ -127,8 +126,6 @@ def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
 
 
 class AggregateHeads:
-    """The heads of a section."""
-
     def __init__(self, writer: FeatureWriter, indices: Feature) -> None:
         self._writer, self._indices = writer, indices
         self._heads: dict[tuple[Select, int], LoweredHead] = {}
@@ -138,7 +135,6 @@ class AggregateHeads:
     def aggregate(
         self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
     ) -> FeatureFunction:
-        """An aggregate as a function of features; the default where no key is selected."""
         witness, here = self._witness(relation), value
         if value.features:
             shares = self._shares(relation, value)

@@ -1,8 +1,8 @@
 """Stage 3, lower: the program as three sections of layers over persistent features.
 
-The prelude computes once what reads no variable; the block is ``step``, the coda ``finish``. Every
-expression is a function of features in the stream. It gets its own feature if a head must
-read it, if it is a variable, or if its table would be too large.
+The prelude computes once what reads no variable; the block is ``step``, the coda ``finish``. An
+expression gets its own feature if a head must read it, if it is a variable, or if its table would
+be too large.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@ r"""Superposition: the program in fewer dimensions than its features have direct
 
 The stream becomes h' = W h with a wide matrix W, the frame. Every read of h becomes the
 least-squares read of h' over the states of its site: with rows X that span them,
-:math:`X^\top (W X^\top)^+`. Down to some number of dimensions these reads are exact; below it
-features interfere, and a search minimises the interference.
+:math:`X^\top (W X^\top)^+`. Below some number of dimensions features interfere, and a search
+minimises the interference.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def superpose(
 ) -> Compiled:
     """Hold the program in fewer dimensions than its features have directions.
 
-    Down to ``circuit.superposition.exact_d_model`` dimensions every read is unchanged, up to
-    rounding: the largest dimension that the states of one site span. (The shares of a feature's
-    values add up to 1, and features never in the stream together may share directions.) With fewer,
-    values interfere; :func:`check_disguise` and :func:`compare_with_program` measure how much.
+    Down to ``circuit.superposition.exact_d_model`` dimensions, the most that the states of one site
+    span, every read is unchanged, up to rounding. With fewer, values interfere;
+    :func:`check_disguise` and :func:`compare_with_program` measure how much.
 
     Args:
         d_model: Dimensions; by default the fewest in which it is exact.
@@ -78,8 +77,8 @@ def superpose(
 class _Frame:
     """The narrower stream as a function of the old one, by orthonormal rows.
 
-    Protected directions keep their own dimensions. The others are mixed in the rest, where inexact
-    erasure may leave a ``residue`` of this size.
+    Protected directions keep their own dimensions; inexact erasure may leave a ``residue`` of this
+    size in the rest.
     """
 
     protected: Float[Tensor, "protected d_model"]
@@ -136,8 +135,8 @@ class _Stream:
     def protected(self) -> Float[Tensor, "protected d_model"]:
         """Directions with dimensions of their own in an inexact superposition.
 
-        These are numbers and what heads write, because errors in them grow, and the reads of heads
-        with uneven attention, because softmax enlarges errors of the score.
+        Errors grow in numbers and in what heads write, and softmax enlarges errors of uneven
+        attention.
         """
         how = ("mean", "max", "min", "count")
         uneven = {group.id for group in self.circuit.neurons if group.how in how}

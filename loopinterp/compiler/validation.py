@@ -1,8 +1,8 @@
 """Stages 1 and 2: which programs compile, and the finite set of values of every expression.
 
-Each value gets a direction, so every set must be finite and small. Sets are found by abstract
-interpretation: an operation's set is the image of its arguments' sets; the variables' sets are the
-least that contain ``prepare`` and are closed under ``step``. Some values may never occur.
+Sets are found by abstract interpretation: an operation's set is the image of its arguments' sets;
+the variables' sets are the least that contain ``prepare`` and are closed under ``step``. Each value
+gets a direction, so every set must be small.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
 def _of_operation(
     source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, known: _Known
 ) -> FeatureFunction:
-    """An operation as a function of the leaves of its arguments.
+    """An operation as a function of the leaves of its arguments, so that one read twice has one
+    value.
 
-    An argument that is read twice has one value, as in ``where(x > 0, x - 1, x)``. Beyond 2**16
-    combinations of leaves, the values of the arguments are combined instead.
+    Beyond 2**16 combinations of leaves, the values of the arguments are combined instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)

@@ -266,7 +266,6 @@ _REFUSALS = {
 
 
 def below_line(evidence: pd.DataFrame) -> Refusal | None:
-    """The low end furthest below :data:`ENOUGH`, if any."""
     low: Any = evidence["low"].dropna()
     if not (evidence.loc[low.index, "what"] != CLEAN).any():
         return Refusal("nothing-to-check")

@@ -1,10 +1,8 @@
 """Exact reading: the whole transition table of a model or program, and the program it equals.
 
 If a loop reads only a position and its left neighbour, and states are codes of bits or values of
-variables, finitely many transitions remain, and each is tried once. Tables are compared by joint
-refinement (Moore 1956). Training on answers leaves the first guess free, so a table equals a
-program *up to its first guess* if after the first loop it is in states that the program could be
-in.
+variables, each of finitely many transitions is tried. Tables are compared by joint refinement
+(Moore 1956). They may differ in the *first guess*, which training on answers leaves free.
 """
 
 from __future__ import annotations
@@ -58,7 +56,6 @@ class Surroundings(ShortRepr):
 
     @classmethod
     def of(cls, task: Task, lengths: Sequence[int], examples: int = 48) -> Surroundings:
-        """Those in inputs of some lengths, from every distribution."""
         batches = [inputs_of(task, (n,), examples, seed=0) for n in lengths]
         rows = [row for batch in batches for row in batch.inputs.tolist()]
         pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
@@ -305,7 +302,7 @@ def _classes(
 
     Cells of a class have one token and one answer; any two of them beside any two of another class
     become cells of one class. ``recurring`` restricts this to cells that a step reaches from
-    recurring cells, as a start cell would separate its neighbours by one step.
+    recurring cells.
     """
     edge = (-1, EDGE)
     views, transitions = {}, []

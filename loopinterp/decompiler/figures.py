@@ -173,7 +173,6 @@ def _title(result: Decompilation) -> str:
 
 
 def _short(code: str) -> str:
-    """Code without its longest tables."""
     lines = []
     for line in code.splitlines():
         name, brace, table = line.partition(": {")
@@ -206,7 +205,6 @@ def _table(result: Decompilation) -> Figure:
 
 
 def _coloured(after: xr.DataArray) -> go.Figure:
-    """Answers as categories, as far as there are colours for them."""
     answers = np.unique(after.values[~np.isnan(after.values)])
     colours = [name for name in PALETTE if name != "grey"]
     titles: dict[str, Any] = {"x_title": "message", "y_title": "token: value"}

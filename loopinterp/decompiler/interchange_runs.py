@@ -55,7 +55,6 @@ class Runs:
     def answers(
         self, inputs: Int[Tensor, "run pos"], states: Float[Tensor, "time run pos d_model"]
     ) -> Int[Tensor, "time run pos"]:
-        """The answer at every position; ``UNKNOWN`` where undecided."""
         bound = bind(self.model, inputs)
         return torch.stack([read_answers(bound.readout(h)) for h in states])
 
@@ -65,7 +64,6 @@ def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, 
 
 
 def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
-    """The model's own number of loops, or else T(n)."""
     rule = rule_of(model)
     return otherwise if rule is None else rule(n_positions)
 

@@ -4,8 +4,7 @@ Left cells with the same effect on every cell send the same *message*, and a loo
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-Several numberings of the values are tried, each table is written as a short expression of the
-tables of tokens that the task's programs name, if possible, and the shortest program is returned.
+Several numberings of the values are tried; the shortest program is returned.
 """
 
 from __future__ import annotations
@@ -299,7 +298,6 @@ _Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]  # prepare, step
 
 
 def _length(expressions: _Expressions) -> int:
-    """Nodes of all expressions, plus two for each entry of an unnamed table."""
     prepare, step, finish = expressions
     every = [*prepare.values(), *step.values(), finish]
     tables = [n for n in postorder(every) if isinstance(n, TokMap) and not isinstance(n.x, Tokens)]
@@ -361,9 +359,8 @@ class _Writer:
     ) -> Seq:
         """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        The value -1 of a cell stands for all values of its token. ``left`` is a sequence to the
-        left, its value in each case and the number of its values; ``atoms`` are further building
-        blocks.
+        Value -1 of a cell stands for all of its token. ``left`` is a sequence to the left, its
+        value in each case and the number of its values; ``atoms`` are further building blocks.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]

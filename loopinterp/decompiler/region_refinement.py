@@ -1,9 +1,8 @@
 """Values of a trained model as regions of states, split where a run leaves the table.
 
-Refinement seeks the coarsest partition with which a table predicts the model, starting from the
-answers. Where a run leaves the table, pairs of neighbours with the same values become different
-ones. Planes in either's states that separate the two cases are candidates; the one that makes the
-table right about most runs is taken.
+Where that happens, pairs of neighbours with the same values become different ones. Planes in
+either's states that separate the two cases are candidates; the one that makes the table right about
+most runs is taken.
 Source: counterexample-guided abstraction refinement (Clarke et al., CAV 2000) on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
 """
@@ -62,8 +61,7 @@ class Cut(ShortRepr):
 class StateRegions(ShortRepr):
     """Where the states of each value lie: by the answer read there, then by the cuts in turn.
 
-    Attributes:
-        answers: Token -> the answers of its states; their indices are the first values.
+    The first values of a token are its ``answers``.
     """
 
     answers: Mapping[int, tuple[int, ...]]
@@ -276,7 +274,6 @@ def _examples(
 def _plane(
     states: Float[Tensor, "example d_model"], beyond: Bool[Tensor, " example"]
 ) -> tuple[Float[Tensor, " d_model"], float]:
-    """The plane that separates the examples best (logistic regression)."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

@@ -125,7 +125,6 @@ class TokenValues:
         return torch.tensor(values, dtype=torch.long)
 
     def state(self, value: int, turn: int) -> Float[Tensor, " d_model"]:
-        """One of the states of a value, another one each turn."""
         return self.states[value][turn % len(self.states[value])]
 
 

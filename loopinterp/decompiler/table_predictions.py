@@ -1,8 +1,7 @@
 """Predictions of a transition table: counted from runs, compared with runs, and repaired.
 
-A *prediction* follows the table from the start, or from an interchange. A run leaves the table
-where a position first gets another value than the table says after it and its left neighbour had
-the predicted ones.
+A run leaves the table where a position first gets another value than the table says after it and
+its left neighbour had the predicted ones.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ def count_table(
 def _counted(
     places: Int[Tensor, "time run pos"], within: Bool[Tensor, "time run"], table: Tensor
 ) -> Tensor:
-    """How often each entry of a table is used before a run is over."""
     beyond = table.numel()
     if not within.all():  # one place behind the table collects the others
         places = places.masked_fill(~within[..., None], beyond)

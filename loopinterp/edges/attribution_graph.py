@@ -157,7 +157,6 @@ def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, 
 
 
 def _address(part: Component) -> str:
-    """The name of the hook that passes what a component writes."""
     where = f"{part.section}.{part.layer}."
     if part.section == "block":
         where = f"loops.{part.loop}.blocks.{part.layer}."

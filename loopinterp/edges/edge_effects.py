@@ -136,7 +136,6 @@ class EdgeEffects:
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
     def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
-        """The share of the metric with the source's values on all other edges."""
         return 1 - float(self.replaced(~circuit).mean())
 
     def scores(
@@ -213,7 +212,6 @@ class EdgeEffects:
                 return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
     def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
-        """Sums over the edges of each tied edge."""
         index, is_edge = self.graph.tied_index, self.graph.edges
         total = effects.new_zeros(len(self.graph.tied_edges), effects.shape[-1])
         # Each edge [edge, batch] is added at the number of its tied edge.
@@ -327,7 +325,6 @@ class TiedCircuits:
         return circuit
 
     def minimality(self, circuit: Bool[Tensor, " tied"]) -> Float[Tensor, " tied"]:
-        """Loss of faithfulness without each edge of a circuit; NaN for other edges."""
         full = self.faithfulness(circuit)
         cost = torch.full((self._n,), float("nan"), dtype=torch.float64)
         for edge in circuit.nonzero().flatten().tolist():
@@ -339,7 +336,6 @@ class TiedCircuits:
     def completeness(
         self, circuit: Bool[Tensor, " tied"], generator: torch.Generator
     ) -> Completeness:
-        """How far model and circuit differ without parts of the circuit."""
         every = torch.ones_like(circuit)
         gaps = []
         for _ in range(10):

@@ -84,7 +84,6 @@ class EdgeRuns:
         return model.unembedding(h), torch.stack(run.outputs)
 
     def _layer(self, layer: Any, run: Streams, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
-        """The streams after a :class:`Layer`, and those of the injected input."""
         context = self._context.outside_the_loop() if e is None else self._context
         heads, tap = next(run.stages), _KeepZ()
         rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS[:3]}
@@ -113,7 +112,6 @@ class EdgeRuns:
 def _read(
     layer: Any, sublayer: str, h: Tensor, e: Tensor | None, row: int | list[int]
 ) -> Float[Tensor, "*row batch pos d_model"]:
-    """The input of a sublayer in some streams: normed, with injection."""
     norm, recall = getattr(layer, f"ln{sublayer}"), getattr(layer, f"recall{sublayer}")
     x = h[row] if norm is None or layer.norms_sum else norm(h[row])
     if e is None or not layer.injects:

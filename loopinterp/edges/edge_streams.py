@@ -66,7 +66,6 @@ class Streams:
             self._dropped += 1
 
     def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
-        """The rows that will be read again."""
         return h[self._dropped - self._n_rows :]
 
     def write(

@@ -346,7 +346,6 @@ class _TiedAxes:
 
 
 def _masked(values: Tensor, graph: UnrolledGraph) -> np.ndarray:
-    """Values [sender, receiver], NaN where there is no edge."""
     return np.where(graph.edges.numpy(), values.numpy(), np.nan)
 
 
@@ -358,7 +357,6 @@ def _circuit_arrays(
     rank_by: str,
     counts: list[int],
 ) -> dict[str, Any]:
-    """Faithfulness of the edges of highest score, [graph, score, share] and [score, kept]."""
     edges = effects.graph.edges
 
     def ranked(x: Tensor) -> Tensor:

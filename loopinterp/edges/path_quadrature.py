@@ -46,7 +46,6 @@ class Nodes:
 
 
 def midpoint_nodes(n_steps: int, n_examples: int) -> Nodes:
-    """The middles of ``n_steps`` equal parts."""
     points = (torch.arange(n_steps, dtype=torch.float64) + 0.5) / n_steps
     unknown = torch.full((n_examples,), float("nan"), dtype=torch.float64)
     points = points[:, None].expand(-1, n_examples)

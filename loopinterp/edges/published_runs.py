@@ -110,7 +110,6 @@ class _Run:
         self._row_of: dict[str, list[int]] = {}  # of each head, by slot
 
     def taps(self) -> Taps:
-        """What happens at each layer, loop and at the top."""
         sites, changes = self._sites, {}
         layers: list[tuple[str, int | None]] = [("prelude", None)]
         layers += [("block", loop) for loop in range(self._graph.n_loops)]
@@ -151,7 +150,6 @@ class _Run:
     # The stream
 
     def enter(self, x: Tensor) -> Float[Tensor, "row_batch pos d_model"]:
-        """The streams at their start: the embedding."""
         value = self._given
         return self._write(x if value is None else value[..., : x.shape[-1]])
 
@@ -168,7 +166,6 @@ class _Run:
         return x
 
     def _write(self, x: Tensor) -> Float[Tensor, "row_batch pos d_model"]:
-        """One sender's output as each row sees it."""
         return self.streams.mixed([x])[:, 0].flatten(0, 1)
 
     def _read_one(self, h: Tensor) -> Float[Tensor, "batch pos d_state"]:

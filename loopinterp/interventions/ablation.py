@@ -279,7 +279,6 @@ def _chosen_parts(
     *,
     together: bool,
 ) -> list[_Part]:
-    """Each head (or layer) of the components, each group of neurons, and all together."""
     parts, sizes = [], model.site_map
     for component in components:
         target = patched_component(model, component)
@@ -319,7 +318,6 @@ def _chosen_parts(
 
 
 def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple[str, range]]:
-    """Names of spans, and the loops at which a part is ablated."""
     if loops is not None and set(when) == {"all"}:
         raise InputError(
             "loops",
@@ -346,7 +344,6 @@ def _reference_values(
     mean_over: MeanOver,
     generator: torch.Generator,
 ) -> dict[str, dict[_Site, Float[Tensor, "loop batch pos ..."]]]:
-    """The values put in, for each kind of ablation and site."""
     # One random cycle through all examples, so that none gets its own activation.
     order = torch.randperm(len(inputs), generator=generator)
     other = torch.empty_like(order)
@@ -386,7 +383,6 @@ class _Runs:
     def measure(
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
-        """Measures of each example, after changes at the loops of a span."""
         logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
@@ -442,7 +438,6 @@ def _changes(
 
 
 def _estimate(name: str, values: Float[np.ndarray, "*cell batch"]) -> np.ndarray:
-    """Shares with Wilson's interval, margins with that of a mean."""
     if name == "margin":
         return mean_estimate(values)
     return wilson_estimate(values.sum(-1), np.full(values.shape[:-1], values.shape[-1]))

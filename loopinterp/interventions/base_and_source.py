@@ -145,7 +145,6 @@ def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
 def scored_examples(
     model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
 ) -> tuple[Tensor, Bool[Tensor, "batch pos"], int]:
-    """Inputs, positions whose answers count (asked, or all of inputs alone), and loops."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         return inputs, torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device), n_loops
@@ -167,7 +166,6 @@ def scored_examples(
 
 
 def hooks_by_loop(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:
-    """The name of one site at each loop."""
     names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
     if len(names) != n_loops:
         most = model.site_map.n_layers - 1
@@ -189,7 +187,6 @@ def given_pairs(
     component: str,
     other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions to score."""
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):

@@ -50,7 +50,6 @@ def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> i
 def answers_by_loop(
     model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> Int[Tensor, "loops batch pos"]:
-    """The answers read after 0, 1, … ``n_loops`` loops."""
     bound = bind(model, inputs)
     read = [answer(bound.read(h, loop)) for loop, h in bound.run(n_loops)]
     return torch.stack(read).long()  # classes as torch's indexing wants them
@@ -104,7 +103,7 @@ class InterchangeRun(ShortRepr):
 
     @property
     def difference(self) -> Float[Tensor, "pair site d_model"]:
-        """The change that an interchange of the whole state makes."""
+        """The change that an interchange makes."""
         return self.source_state - self.base_state
 
     def interchange(
@@ -191,9 +190,8 @@ class InterchangeRun(ShortRepr):
             yield run
 
     def _batches(self) -> Iterator[tuple[LightCone, Int[Tensor, " pair"], Int[Tensor, " row"]]]:
-        """Clean runs, each with pairs whose bases are among them, and the bases' rows.
-
-        Pairs are in the order of their loops, as light cones need; with two interchanges last.
+        """Clean runs, each with pairs whose bases are among them, in the order of loops, and the
+        bases' rows.
         """
         for first, runs in self._runs():
             base = self.pairs.base - first
@@ -210,10 +208,8 @@ class InterchangeRun(ShortRepr):
     def _fronts(
         self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        """States of some pairs after each loop, and those inside the cone.
-
-        The latter come as places among all pairs (pair, delay, pos), and among the states (row,
-        column).
+        """States of some pairs after each loop, and those inside the cone: their places among all
+        pairs (pair, delay, pos), and among the states (row, column).
         """
         loop, positions, state = self.pairs.loop[rows], self.pairs.positions[rows], state[rows]
         n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))

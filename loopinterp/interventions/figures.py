@@ -109,7 +109,6 @@ def _(result: PatchingSweep) -> list[Figure]:
 
 
 def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure, str]:
-    """Rows against positions at the best sites, rows against sites, or rows alone."""
     layers, heads = data["layer"].values, data["head"].values
     sites = [f"head {k}.{h}" if len(layers) > 1 else f"head {h}" for k in layers for h in heads]
     if not result.by_head:
@@ -143,7 +142,6 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Each measure under its name in figures, followed by its control."""
     taken = result.metric in (_RECOVERED, _CONTROL)
     effect = f"metric {result.metric!r}" if taken else result.metric
     return {
@@ -155,7 +153,6 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
-    """Heat maps from 0 to the largest share."""
     top = max(float(values.max()) for values in panels.values())
     return heatmap_panels(
         panels,
@@ -295,7 +292,6 @@ def _(result: SteeringSweep) -> list[Finding]:
 
 
 def _strongest(result: SteeringSweep) -> dict[str, Any]:
-    """The loop and strength that change most answers beyond the random directions."""
     gain = result.data["changed"].sel({ESTIMATE: "value"}) - result.control().sel(
         {ESTIMATE: "value"}
     )

@@ -102,7 +102,6 @@ class _Crop:
         self._states = run.base_states(self._places(every))
 
     def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
-        """Mean square difference of log probabilities after two states were put in."""
         with torch.no_grad():
             references = list(self._logits(rows, other))
         losses = [
@@ -136,7 +135,6 @@ class _Crop:
     def _logits(
         self, rows: Int[Tensor, " pair"], state: Tensor
     ) -> Iterator[tuple[Float[Tensor, "pair pos d_vocab_out"], Bool[Tensor, "pair pos"]]]:
-        """Logits at each delay after ``state`` was put in, and the counted positions."""
         pairs, place = self.run.pairs, self._places(rows)
         base = pairs.base[rows, None]
         # Columns of the changed positions within the crop, [pair, site, d_model].

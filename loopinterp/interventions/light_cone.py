@@ -6,8 +6,7 @@ Only the light cone of a change is recomputed: later loops, and of the positions
 - those from the change on, in a causal ``LoopedTransformer`` without a window;
 - else all of them.
 
-In a ``LoopedTransformer`` earlier positions contribute their clean keys and values; in other models
-as many of them as a loop reads are recomputed.
+Earlier positions contribute their clean keys and values, or are recomputed as far as a loop reads.
 """
 
 from __future__ import annotations

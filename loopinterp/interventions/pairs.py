@@ -1,7 +1,7 @@
 """Pairs of base and source for interchange interventions, with positions, loops and strata.
 
 After ``loop`` loops of the base's run, the state at some positions becomes the source's after
-``source_loop`` loops, and the run continues. Some runs have a second interchange, at one position.
+``source_loop`` loops, and the run continues.
 """
 
 from __future__ import annotations

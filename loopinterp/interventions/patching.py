@@ -247,7 +247,6 @@ def patching_sweep(
 def _head_groups(
     target: Patched, heads: Sequence[int] | None, device: torch.device
 ) -> Bool[Tensor, "group head"]:
-    """The heads of each patch: each by itself, or those given together."""
     n_heads = target.n_heads
     if heads is None:
         return torch.eye(n_heads or 1, dtype=torch.bool, device=device)
@@ -265,7 +264,6 @@ def _head_groups(
 
 
 def _head_labels(target: Patched, heads: Sequence[int] | None) -> Sequence[int | str]:
-    """The coordinate of each patch: the head, or heads joined by a plus."""
     if target.n_heads is None:
         return ["all"]
     n_heads = target.n_heads
@@ -324,7 +322,6 @@ class _Sweep:
     def _activations(
         self, names: list[str], start: int, stop: int | None
     ) -> Float[Tensor, "name input batch ..."]:
-        """Activations of all three runs, from loop ``start`` on."""
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -436,7 +433,6 @@ class _Sweep:
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
         def put(new: slice, place: Int[Tensor, "row place"], x: Tensor) -> Tensor:
-            """The patched activation of rows that begin, at the held positions."""
             inside = place.clamp(max=n_pos - 1)
             here = positions[new].gather(1, inside) & (place < n_pos)
             index = loop[new, None], source[new, None], row[new, None]

@@ -299,7 +299,6 @@ class _Runs:
         self._clean = model.readout(states[-1]).argmax(-1)  # [batch, pos]
 
     def measure(self, loop: int | None = None, hook: Hook | None = None) -> np.ndarray:
-        """Whether an answer changes, and the metric, of each example."""
         if loop is None or hook is None:
             logits = self._model.readout(self._states[-1])
         else:
@@ -320,7 +319,6 @@ class _Runs:
 
 
 def _as_direction(given: Any) -> Any:
-    """The coefficients of a probe, else what was given."""
     coefficients = getattr(given, "coef_", None)
     if coefficients is None:
         return given

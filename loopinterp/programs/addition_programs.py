@@ -1,8 +1,8 @@
 """Stock programs of aligned binary addition; they differ in when a carry is known and how long.
 
-They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, then
-padding; BOS and PAD count as (0, 0). A bit *generates* a carry at (1, 1) (g), *propagates* one at
-(1, 0) and (0, 1) (p), and *kills* it at (0, 0). ``carry`` is that into each position unless stated.
+Position 0 is BOS, position i + 1 holds bit i of both operands, then padding; BOS and PAD count as
+(0, 0). A bit *generates* a carry at (1, 1) (g), *propagates* one at (1, 0) and (0, 1) (p), and
+*kills* it at (0, 0). ``carry`` is that into each position unless stated.
 """
 
 from __future__ import annotations

@@ -148,7 +148,6 @@ def equivalence_at(
     exhaustive_to: int = 0,
     seed: int = 0,
 ) -> Equivalence:
-    """:func:`equivalence` at one program offset."""
     task = get_task(program.task, **program.task_settings)
     late = with_output_lag(program, offset.lag)
     generator = torch.Generator().manual_seed(seed)
@@ -204,7 +203,6 @@ def equivalence_at(
 
 
 def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
-    """All inputs of a length, if all interchanges can be made there."""
     n_inputs, most_states = math.prod(map(len, _symbols(task, n, seed))), 2**16
     if n_inputs * task.n_positions(n) * (n_loops + 1) > most_states:  # (input, position, loop)
         return None
@@ -215,7 +213,7 @@ def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
 
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
-    """``examples`` inputs of each length and distribution of the task, padded to one length."""
+    """``examples`` inputs of each length and distribution of the task."""
     generator = torch.Generator().manual_seed(seed)
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]

@@ -101,7 +101,7 @@ def _operations(
 
 
 class _Bank:
-    """Expressions by size, no two with equal values in all cases."""
+    """Expressions by size, no two with equal values."""
 
     def __init__(self, leaves: Sequence[Atom]) -> None:
         rows = torch.stack([leaf.values for leaf in leaves])
@@ -135,9 +135,8 @@ class _Bank:
     def grown(
         self, op: str, sizes: tuple[int, ...], cases: Tensor
     ) -> Iterator[tuple[list[int], Int[Tensor, "*part case"]]]:
-        """An operation on all expressions of these sizes, in some of the cases, in blocks.
-
-        A block comes with the place of its first expression of each size.
+        """Blocks of an operation on all expressions of these sizes, each with its first place in
+        each.
         """
         parts = _arguments(op, [self.values[size] for size in sizes])
         for first, block in _blocks([part[:, cases] for part in parts], [0] * len(sizes)):
@@ -159,7 +158,7 @@ def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
 
 
 def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Parts cut so that all combinations fit in memory, and where each cut starts."""
+    """Parts cut to fit in memory, and where each cut starts."""
     lengths = [*map(len, parts)]
     if not all(lengths):
         return
@@ -173,7 +172,6 @@ def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], 
 
 
 def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
-    """An operation on every combination of one expression of each part."""
     n, n_cases = len(parts), parts[0].shape[-1]
     # Part k varies along axis k: [1, …, expression, …, 1, case].
     spread = [

@@ -25,8 +25,6 @@ MAX_TABLE, MAX_RELATION = 65_536, 4_096
 
 
 class _Checked(Expr):
-    """An expression that checks its fields by their types."""
-
     word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -79,8 +77,6 @@ class Seq(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens(Seq):
-    """The input tokens."""
-
     form = "tokens"
 
 
@@ -100,8 +96,6 @@ class Full(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Var(Seq):
-    """A variable of the loop program, at the start of the loop."""
-
     name: str
 
     def __post_init__(self) -> None:
@@ -253,7 +247,6 @@ class ShiftRight(Seq):
 
     @property
     def selector(self) -> Select:
-        """Selects the position ``n`` before."""
         back = Elementwise("sub", (Indices(), Full(self.n)))
         return Select(Indices(), back, "==", True, f"shift_{self.n}")
 
@@ -263,12 +256,10 @@ class ShiftRight(Seq):
 
 
 def as_seq(x: Seq | int) -> Seq:
-    """``x``, or the constant sequence of an integer."""
     return Full(int(x)) if isinstance(x, int) else need_seq(x, "operand")
 
 
 def need_seq(x: object, what: str) -> Seq:
-    """``x``, if it is a sequence expression; else an InputError."""
     if isinstance(x, Seq):
         return x
     fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."

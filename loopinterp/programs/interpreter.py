@@ -46,7 +46,7 @@ def evaluate(
 
 
 def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless ``values`` has this dtype, and the shape and device of the tokens."""
+    """Raise unless ``values`` has this dtype, and the tokens' shape and device."""
     is_tensor = isinstance(values, torch.Tensor)
     kind = (values.dtype, values.shape, values.device) if is_tensor else None
     if kind != (dtype, tokens.shape, tokens.device):
@@ -70,7 +70,7 @@ def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
 
 
 class Interpreter:
-    """Evaluates nodes on one batch of tokens; those that read no variable, once."""
+    """Evaluates nodes on one batch of tokens."""
 
     def __init__(self, tokens: Int[Tensor, "batch pos"]) -> None:
         self.tokens = tokens

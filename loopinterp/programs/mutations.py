@@ -1,7 +1,4 @@
-"""Mutations of loop programs: one property changed, always or under a :class:`Condition`.
-
-Most act only after an intervention and keep the clean answers.
-"""
+"""Mutations of loop programs: one property changed, always or under a :class:`Condition`."""
 
 from __future__ import annotations
 
@@ -126,12 +123,12 @@ def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
 
 
 def after_a_step(root: Seq, program: LoopProgram) -> Seq:
-    """The expression's value one loop later, in terms of the present variables."""
+    """The expression's value one loop later, by the present variables."""
     return substituted(root, {Var(name): x for name, x in program.step.items()})
 
 
 def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
-    """The outermost expressions by which a step reads variables of other positions."""
+    """The outermost expressions by which a step reads other positions' variables."""
     # A selection by position and token alone sees no variable.
     reads = dict.fromkeys(
         node
@@ -171,7 +168,6 @@ def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> Lo
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes each new value one loop late."""
     pending = program.unused_name(f"{name}_pending")
     memory = {pending: (program.prepare[name], program.step[name])}
     return changed(program, f"{name} delayed", when, inside={name: var(pending)}, memory=memory)
@@ -240,8 +236,8 @@ def forgotten_the_second_time(
 ) -> LoopProgram:
     """The variable returns to its first value for ever after a second intervention.
 
-    Each position stores its own and its left neighbour's variable of the loop before. Memories that
-    disagree reveal an intervention; their count spreads to the right.
+    Each position stores its own and its left neighbour's variable of the loop before; memories that
+    disagree reveal an intervention.
     """
     before, left, times = (
         program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
@@ -271,7 +267,6 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
 
 
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
-    """Every second loop does nothing."""
     resting = program.unused_name("resting")
     inside = {v: where(var(resting), var(v), x) for v, x in program.step.items()}
     memory = {resting: (full(0), ~var(resting))}
@@ -281,7 +276,7 @@ def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
     """A read (:func:`reads_of_other_positions`) is computed one step further, from a loop ago.
 
-    Clean runs stay the same; a change reaches others one loop later and two positions further.
+    A change then reaches others one loop later and two positions further.
     """
     begun = program.unused_name("begun")
     reading = after_a_step(read, program)
@@ -306,7 +301,6 @@ def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def answers_ahead(program: LoopProgram) -> LoopProgram:
-    """The answer is computed from the variables one loop later."""
     return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))
 
 
@@ -334,10 +328,9 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
-    """Readers of other positions keep a copy of the read, one step ahead, and use it.
+    """Readers of other positions use a copy of the read, kept one step ahead; equal in clean runs.
 
-    In clean runs the copy equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller``
-    of copy and read.
+    ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
     """
     copy = program.unused_name("copied")
     trusted = {

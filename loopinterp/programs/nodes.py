@@ -65,10 +65,7 @@ class Expr(metaclass=_Interned):
 
 
 def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
-    """Every node below the roots, once, children before parents.
-
-    Nodes that are ``known``, or that only those need, are left out.
-    """
+    """Every node below the roots, once, children before parents; ``known`` ones are left out."""
     seen = set(known)
     order: list[Expr] = []
     stack = [(root, False) for root in reversed(list(roots))]

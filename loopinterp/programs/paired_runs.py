@@ -116,7 +116,6 @@ class PairedRuns:
             return (_uniform(len(base), generator) * below).long()
 
         def source_loops(loop: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-            """The same loop for half of the rows, another one for the rest."""
             other = (loop - loops.start + 1 + draw(len(loops) - 1)) % len(loops) + loops.start
             return torch.where(_uniform(len(base), generator) < 0.5, loop, other)
 
@@ -162,9 +161,8 @@ class PairedRuns:
 
 
 class _OneRun:
-    """A program's clean run on all inputs, and runs that continue from a changed state.
-
-    Loops and positions are the other program's.
+    """A program's clean run, and runs that continue from a changed state; loops are the other
+    program's.
     """
 
     def __init__(
@@ -251,8 +249,7 @@ class RepeatedStates:
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
     """Follow two programs through the states after two interchanges; whether through all of them.
 
-    States after one interchange are clean states with one position replaced, and successors of
-    these; states after two come from them. If there are too many, a sample is followed.
+    If there are too many, a sample is followed.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none
@@ -284,7 +281,6 @@ class _JointStates:
         return torch.cat([torch.arange(len(self.inputs))[:, None], *values], dim=1)
 
     def limited(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
-        """Distinct states, at most as many as are followed."""
         return self._some(_distinct(rows), self.most_numbers // rows.shape[1])
 
     def interchanged(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:

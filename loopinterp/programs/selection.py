@@ -1,8 +1,7 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
-A [batch, query, key] tensor would be large. A reduction goes through the keys (several at once if
-examples are few), for all queries of many examples, as [pos, batch] tensors of the smallest
-sufficient integer type.
+A reduction goes through the keys, for all queries of many examples, as [pos, batch] tensors of the
+smallest sufficient integer type: a [batch, query, key] tensor would be large.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class Selection:
             )
 
     def matrix(self) -> Bool[Tensor, "_ query key"]:
-        """The whole selection, materialised."""
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
         for keys, queries, rows, selected in self._steps(self.batch):
             out[rows, queries, keys] = selected.permute(2, 1, 0).bool()
@@ -80,7 +78,6 @@ class Selection:
     def extreme(
         self, value: Int[Tensor, "_ pos"], mode: str, default: int
     ) -> Int[Tensor, "_ query"]:
-        """The largest or smallest selected value; ``default`` if none."""
         largest = mode == "max"
         low, high = _span(value)
         if high - low >= torch.iinfo(torch.int64).max:  # too far apart to subtract
@@ -127,7 +124,6 @@ def _length(part: slice) -> int:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The least and greatest number; 0 and 0 of an empty tensor."""
     low, high = x.aminmax() if x.numel() else (0, 0)
     return int(low), int(high)
 
@@ -202,7 +198,7 @@ PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def smallest_integers(low: int, high: int) -> torch.dtype:
-    """The smallest integer type that holds low to high; 64 bits if none does."""
+    """The smallest integer type that holds low to high, if any; else 64 bits."""
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return dtype
@@ -241,7 +237,6 @@ class Relation:
         self._table[self._rows[row] + self._columns[column]] = True
 
     def key_rows(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The start of each key's row in the table."""
         return look_up(k, self._keys, self._rows, 0)
 
     def query_columns(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

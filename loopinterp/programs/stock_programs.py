@@ -122,7 +122,7 @@ def _binary_sum() -> LoopProgram:
         count_i  <-  count_i + bit at position at_i
         at_i     <-  at_i + 1
 
-    Both are bounded by the position, so their value sets are finite.
+    Both are bounded by the position.
     """
     at, count = var("at"), var("count")
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")

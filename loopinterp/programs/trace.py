@@ -49,7 +49,6 @@ class Trace(ShortRepr):
 
 
 def constant_from(values: Shaped[Tensor, "entry ..."]) -> Int[Tensor, ...]:
-    """The first entry from which the values stay as the last ones."""
     # Reversed, the first difference from the end, and every entry before it, count.
     return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
 
