@@ -168,8 +168,7 @@ def head_study(
 ) -> HeadMatch:
     """Match a model's heads with every selector of some programs, by :func:`match_heads`.
 
-    Heads of prelude, block and coda are matched with the selectors of ``prepare``, ``step`` and
-    ``finish``. Those that run once are compared at every loop.
+    Heads outside the loop, and selectors of ``prepare`` and ``finish``, are compared at every loop.
 
     Args:
         data: Examples of one length in the programs' tokens, or the task (``batch_size`` of length

@@ -52,12 +52,11 @@ class SpreadPairs:
 
     Base and source have the same token at the position, and differ there in some program's
     variable. Half of the pairs are drawn evenly by (token, left token), half so that every two
-    programs disagree on equally many. Same-value sources differ in no variable, and must change
-    nothing. The model is not run.
+    programs disagree on equally many. Same-value sources differ in no variable. The model is not
+    run.
 
     Attributes:
-        pairs: Pairs of other values.
-        same_value: Pairs of the same value.
+        pairs, same_value: Numbers of pairs whose source has other values, or the same.
         loops: Number of different loops: one from each of so many spans of 0 .. T(n) - 1. For the
             initial state every source comes from a later loop.
         sites: Positions whose states are put in at once.

@@ -143,15 +143,15 @@ def compare_programs(
     An interchange replaces the model's state at one position, after some loops of a base run, by
     that of a source run. Each program predicts the answer at every delay from the same interchange
     of its variables. Its accuracy (IIA) is the share of effective interventions (an answer of
-    program or model changes) in which the model's whole answer is the predicted one.
+    program or model changes) whose whole answer it predicts.
     :func:`loopinterp.comparison.rule.decide` identifies a program that holds throughout and beats
-    every rival. Programs that differ only in how they store a variable are not separated.
+    every rival. Programs that only store a variable otherwise are not separated.
 
     A program may be a loop earlier or later than the model, answer a loop late, or hold its
     variables a position to the left. This offset is chosen on unscored pairs of the first batch.
 
     Args:
-        models: Any looped model, or several, with a verdict each.
+        models: A looped model, or several, with a verdict each.
         programs: One program or more, of the task whose tokens the model reads.
         data: Inputs, each batch of one length, or the task (``batch_size`` of each length ``n``,
             512 by default).

@@ -160,8 +160,8 @@ class Prediction(ShortRepr):
 class Claims(ShortRepr):
     """A program's predictions of a model's answers after an interchange, position by position.
 
-    If the interchange changes or decides the program's answer, that answer; if it changes nothing,
-    the model's clean answer; if it makes the answer undecided, nothing.
+    If the interchange changes the program's answer, that answer (nothing, if undecided); else the
+    model's clean answer.
 
     Attributes:
         expected: The answers; :data:`SILENT` without a prediction or a scored answer.

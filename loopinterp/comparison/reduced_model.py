@@ -259,8 +259,7 @@ def reduction_study(
             of them; the others are scored.
         ranks: Numbers of directions; those of d_model or more are ignored.
         kinds: Kinds of interchange; ``("same loop",)`` for untied layers, one per loop.
-        at_end: Compare only answers at the end of a run; the delay is then the number of loops
-            after the interchange.
+        at_end: Compare only answers at the end of a run; the delay is then the loops until it.
         pairs: Interchanges of each kind and length.
 
     Source: proper orthogonal decomposition (Sirovich, Quarterly of Applied Mathematics 45, 1987);
@@ -343,8 +342,7 @@ def _agreement(
 
     Returns:
         [count, kind, delay]: right pairs, pairs that count, and their inputs; of each kind the
-        share
-        of pairs right at every delay; the share of clean answers.
+        share of pairs right at every delay; the share of clean answers.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
     after, is_scored = reduced.interchange(), pairs.scored[:, None]

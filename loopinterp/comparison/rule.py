@@ -130,7 +130,7 @@ def decide(
     Args:
         counts: Those of one model, by :func:`~loopinterp.comparison.counts.count_evidence`; for
             fewer programs, ``counts.sel(program=names, rival=names)``.
-        equivalent: Whether no interchange separates two programs that no pair separates.
+        equivalent: Whether no interchange separates two programs.
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
     programs: list[str] = counts.program.values.tolist()

@@ -69,8 +69,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     - ``carried``: share in which an interchange of the subspace gives the same whole answer;
     - ``complement``: share in which one of everything but the subspace does;
-    - ``iia``: share in which an interchange of the subspace gives the program's answer, of the
-      pairs on which the program or the model changes an answer;
+    - ``iia``: share in which it gives the program's answer, where program or model change one;
     - ``carried_by_token``: ``carried`` over all delays of a run, by token at the position.
 
     Attributes:
@@ -144,9 +143,7 @@ def search_subspaces(
     Subspaces are fitted on half of the different inputs and scored on the rest, at every delay,
     with their complements. They are
 
-    - ``learned``: distributed alignment search: a rotation, by gradient, so that interchanging its
-      first directions gives the same answers as the whole state, and interchanging the rest changes
-      nothing;
+    - ``learned``: distributed alignment search (:func:`~loopinterp.interventions.learn_subspace`);
     - ``principal directions`` of what interchanges of the whole state change;
     - ``difference of means`` between the states of the values of the program's variables;
     - ``probe``: what linear probes of these variables read;
@@ -156,8 +153,7 @@ def search_subspaces(
     Args:
         data: Inputs, each batch of one length, or the task (``batch_size`` of each length ``n``).
         program: Its variables choose the pairs and label the states for probes.
-        variables: Variables to look for; all by default. With fewer, learning follows the program's
-            counterfactual.
+        variables: Variables to look for; all by default. With fewer, learning follows the program.
         ranks: Dimensions of learned and principal subspaces.
         given: Subspaces to score too: orthonormal rows, by name.
         steps: Gradient steps of each learned subspace.

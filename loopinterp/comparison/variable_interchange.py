@@ -63,17 +63,15 @@ class VariableInterchange(Result, kind="variable-interchange"):
     Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop; NaN
     without pairs:
 
-    - ``agreement``: share of pairs on which the model's whole answer is the program's after an
-      interchange of the variable, by what was put in (:data:`INTERVENTIONS`); for the same-value
-      control, the share of unchanged answers;
+    - ``agreement``: share of pairs on which the model's whole answer is the program's, by what was
+      put in (:data:`INTERVENTIONS`); for the same-value control, the share of unchanged answers;
     - ``pairs``: number of pairs on which the program's answer changes at that delay, and differs
       between control and intervention;
     - ``whole_run``, ``whole_run_pairs``: the same at every delay at once;
     - ``undisturbed``: share of the pairs on which the clean answers of model and program agree.
 
     Attributes:
-        ranks: Dimensions of each variable's subspace. For other variables the whole state is put
-            in, and in the program all variables.
+        ranks: Dimensions of each variable's subspace.
         inputs: Number of the pairs' inputs, which intervals count.
     """
 
@@ -126,21 +124,19 @@ def interchange_study(
 
     For each variable v and number of loops t, inputs (base, source) and a position p are drawn on
     which v differs and taking v from the source changes the program's answer. In the model's base
-    run, the part of the state at p in v's subspace is replaced by the source's. At every delay and
-    asked position the model should then answer like the program or, where the program's answer does
-    not change, as in its clean run.
+    run, the part of the state at p in v's subspace becomes the source's. At every delay the model
+    should then answer like the program or, where the program's answer does not change, as in its
+    clean run.
 
-    Controls, in the same bases and against the same counterfactual: a random change of equal norm;
-    the source after another loop, at which v has another value; another variable's subspace;
-    nothing. A control counts only where the program's answers differ between it and the
-    intervention. The same-value control takes a source with the same v in another context, which
-    must change nothing.
+    Controls, in the same bases: a random change of equal norm; the source after another loop, at
+    which v has another value; another variable's subspace; nothing. A control counts only where the
+    program's answers differ between it and the intervention. A source with the same v in another
+    context must change nothing.
 
     Args:
         data: Inputs of one length, or the task (``batch_size`` of length ``n``).
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
-            whole state and all of the program's variables are put in, on pairs with the same token
-            at the position.
+            whole state and all variables are put in, on pairs with the same token.
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.

@@ -100,7 +100,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """``clip(sum of reads + bias, 0, 1)``, by two neurons; the flat ends stop errors of the reads."""
+    """``clip(sum of reads + bias, 0, 1)``, by two neurons; flat ends stop errors of the reads."""
 
     reads: tuple[Read, ...]
     bias: float
@@ -140,7 +140,7 @@ def one_if_any(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> U
 def at_least(
     reads: tuple[Read, ...], threshold: float, gap: float, out: tuple[tuple[int, float], ...]
 ) -> Unit:
-    """1 if the sum of the reads is above a threshold, else 0; it is never within ``gap / 2`` of it."""
+    """1 if the sum of the reads is above a threshold, else 0; it stays ``gap / 2`` away from it."""
     scale = 2.0 / gap
     scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
     return Unit(tuple(scaled), 0.5 - scale * threshold, out)

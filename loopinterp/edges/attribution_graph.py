@@ -27,11 +27,10 @@ def write_attribution_graph(
 ) -> Path:
     """Write an unrolled circuit as JSON for the viewers of circuit-tracer and Neuronpedia.
 
-    A node is a component in one loop. Its ``layer`` is the number of its layer in the unrolled run:
-    layer ``l`` of loop ``t`` stands at ``n_prelude + t n_layers + l``. Further keys of a node hold
-    its ``address``, ``component``, ``loop`` and ``head``, which viewers ignore. A link's weight is
-    the edge's effect, the mean over examples; effects on queries, keys and values are added up.
-    The graph has one column for the input, and one for all positions of all examples.
+    A node is a component in one loop: layer ``l`` of loop ``t`` stands at ``n_prelude + t n_layers
+    + l``. Its ``address``, ``component``, ``loop`` and ``head``, which viewers ignore, are further
+    keys. A link's weight is the edge's mean effect; effects on queries, keys and values are added
+    up. The graph has one column for the input, and one for all positions of all examples.
 
     Args:
         result: The study, whose score must have effects of unrolled edges.
@@ -42,8 +41,7 @@ def write_attribution_graph(
         prompt: Text above the graph; by default a count of examples and loops.
 
     Raises:
-        InputError: If the study has no such score, the score no effects of unrolled edges, or the
-            circuit no edges.
+        InputError: If there is no such score of unrolled edges, or the circuit has no edges.
 
     Source: the JSON schema of Neuronpedia (``graph-schema.json``), and circuit-tracer 0.5.
     """

@@ -62,11 +62,11 @@ class Integral:
     """How well the scores of a path add up to the change of the metric.
 
     Attributes:
-        n_gradients: Gradients in all edges that were averaged, each of all examples.
+        n_gradients: Gradients in all edges that were averaged.
         n_slopes: Slopes along the path that chose their places (adaptive rule).
         gap: Absolute difference of the mean over examples, as a share of the change.
-        largest_gap: The same of the worst example, as a share of the mean change.
-        estimated: The rule's own estimate, the mean over examples; NaN of the midpoint rule.
+        largest_gap: The same of the worst example.
+        estimated: The rule's own estimate of the gap; NaN of the midpoint rule.
     """
 
     n_gradients: int

@@ -5,8 +5,7 @@ Of sender s, receiver r sees
 .. math:: \text{seen}_{s \to r} = v_s + w_{s r} (d_s - v_s)
 
 with :math:`v_s` the sender's output in this run, :math:`d_s` a value in its place (by default from
-the source's run), and w the weight of the edge. Path patching, circuits and gradients of edges are
-such runs with different weights. Receivers with equal weights share a stream.
+the source's run), and w the weight of the edge. Receivers with equal weights share a stream.
 """
 
 from __future__ import annotations
@@ -194,9 +193,9 @@ def path_patching(
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
-    and its other inputs as in the base's run; components after r run on. Components ``through``
-    see s too; only receivers and one another see their new output. For the direct effect of r
-    on the logits, go *through* r to ``readout``.
+    and its other inputs as in the base's run; components after r run on. Components ``through`` see
+    s too, and are seen by receivers and one another. For the direct effect of r on the logits, go
+    *through* r to ``readout``.
 
     Args:
         model: A ``LoopedTransformer``, or an adapted model with separate heads and MLPs.

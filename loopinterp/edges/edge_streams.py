@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Streams:
     """The streams of a run, ``[row, batch, pos, d_model]``, and the row of each receiver.
 
-    Rows are in the order of their last reading; rows that are no longer needed are dropped, so row
-    k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of
-    the senders so far.
+    Rows are in the order of their last reading, and dropped after it, so row k is at ``k -
+    dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of the senders so
+    far.
     """
 
     def __init__(

@@ -3,9 +3,8 @@
 A compiled model's `Circuit` has edges between components and features. Here each writer and reader
 of a feature make an edge, with the lag of its tied edge: 1 through a variable, else 0.
 
-A component's output stays in the stream for all later readers of its direction, even after another
-component has wiped it. These edges of *wiping* have effects, which cancel in pairs, and no part in
-the program.
+Later readers of a direction see its writer's output and another component's wiping of it. These
+edges of *wiping* have effects, which cancel in pairs, and no part in the program.
 """
 
 from __future__ import annotations
@@ -103,10 +102,10 @@ def as_circuit(
 ) -> Circuit:
     """Edges between components as a `Circuit`, to be drawn, saved, unrolled and compared.
 
-    An edge within a loop carries a scratch feature of its sender; an edge to a later loop, or out
-    of the loop, a variable. Edges over two loops or more become edges to the next one. The circuit
-    has no directions, and its selectors mean nothing. An end may be the name of a hook:
-    ``blocks.0.attn.hook_z`` is each head of that layer.
+    An edge within a loop carries a scratch feature of its sender, others a variable; edges over two
+    loops or more become edges to the next one. The circuit has no directions, and its selectors
+    mean nothing. An end may be the name of a hook: ``blocks.0.attn.hook_z`` is each head of that
+    layer.
 
     Raises:
         InputError: If an end is no component, or a lag is not 0, 1 or 2.

@@ -1,10 +1,8 @@
 """Runs of adapted models with a residual stream for each receiver.
 
 The streams lie side by side in the batch, ``[row * batch, pos, d_model]``, and pass through the
-model's own code. Taps make the exceptions. Where a component reads (``hook_attn_in``,
-``hook_mlp_in``), its own row goes on alone; where it writes (``attn.hook_z``, ``hook_mlp_out``),
-each row sees its own value of it. So a head's output is mixed before a norm of the sum of heads, an
-MLP's after its own.
+model's own code, with taps: where a component reads (``hook_attn_in``, ``hook_mlp_in``), its own
+row goes on alone; where it writes (``attn.hook_z``, ``hook_mlp_out``), each row sees its own value.
 """
 
 from __future__ import annotations

@@ -60,9 +60,8 @@ MeanOver = Literal["position", "token", "all"]
 class AblationStudy(Result, kind="ablation"):
     """The result of :func:`ablation_study`.
 
-    ``part`` names heads ``head LAYER.HEAD``. ``when`` names the loops ("all loops", "loop 2", "from
-    loop 2", "up to loop 2"). ``pos`` has length 1 unless positions were ablated one by one.
-    Intervals are over examples.
+    ``part`` names heads ``head LAYER.HEAD``, ``when`` loops ("all loops", "loop 2", "from loop 2",
+    "up to loop 2"). Intervals are over examples.
 
     Arrays:
         exact_match: Share of examples with every asked answer right, without the part.
@@ -92,11 +91,10 @@ class AblationStudy(Result, kind="ablation"):
     def judged(self) -> pd.DataFrame:
         """Whether each part is needed, by kind of ablation, at the widest span of loops.
 
-        The measure is the share of examples whose answers change (1 - agreement), at the position
-        with the largest share. The part is ``needed`` if the 95% interval begins at
-        :data:`NEEDED_SHARE` or above, ``idle`` if the share is 0, else ``unclear``. It is
-        ``specific`` if noise surely changes fewer answers; in a fragile model noise changes as
-        many.
+        The measure is the share of examples whose answers change (1 - agreement), at the worst
+        position. The part is ``needed`` if the 95% interval begins at :data:`NEEDED_SHARE` or
+        above, ``idle`` if the share is 0, else ``unclear``; ``specific`` if noise surely changes
+        fewer answers.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
@@ -122,9 +120,10 @@ class AblationStudy(Result, kind="ablation"):
     def roles(self) -> dict[str, Role]:
         """The role of each part, by all kinds of ablation together.
 
-        - ``information``: needed under ``resample`` (or, without it, the mean), whose values
-          occur in clean runs: the answers depend on the part's input;
-        - ``constant``: idle there and needed under another kind: only its constant value matters;
+        - ``information``: needed under ``resample`` (or, without it, the mean), whose values occur
+        in
+          clean runs: the answers depend on the part's input;
+        - ``constant``: idle there and needed under another kind;
         - ``needed``: needed where it is set to zero, the only kind;
         - ``idle``: no kind changes any answer;
         - ``unclear``: anything else.
@@ -174,24 +173,22 @@ def ablation_study(
     .. math::
         x' = 0, \qquad x' = \bar x_{t,p}, \qquad x' = x_{t,p}(\text{another example})
 
-    (``zero``, ``mean``, ``resample``), where mean and other example are of the clean run at the
-    same loop t. The control is noise of equal norm: ``x + r`` with a random r as long as
-    ``x' - x``, at each position and head.
+    (``zero``, ``mean``, ``resample``), of the clean run at the same loop t. The control is noise:
+    ``x + r`` with a random r as long as ``x' - x``, at each position and head.
 
     Args:
         model: A ``LoopedTransformer``, or an adapter. Layers outside its loop are not ablated.
         data: A batch, or a task to draw one from. Each example is read after its own T(n).
-        components: Hook points inside a layer: heads' (``z``, ``q`` …) head by head, the stream's
-            (``attn_out``, ``mlp_out``) and the MLP's (``post``) as a whole.
+        components: Hook points inside a layer: heads' (``z``, ``q`` …) head by head, others
+            (``attn_out``, ``mlp_out``, ``post``) as a whole.
         neurons: Named groups of neurons of each layer's MLP, ablated in ``mlp.hook_post``.
         together: Whether to ablate all of these parts at once too.
         when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` and including one.
         loops: The loops that the last three refer to; all by default.
-        positions: None or ``"all"`` ablates all positions at once, ``"each"`` one at a time.
+        positions: None or ``"all"`` at once, ``"each"`` one at a time.
         mean_over: Means are over the batch, padding included: at the same ``position``, of the same
-            input ``token`` at any position, or over ``all`` positions.
-        n, batch_size, seed: Length and number (64 by default) of examples to draw; seed of all
-            draws.
+            ``token`` anywhere, or over ``all`` positions.
+        n, batch_size: Length and number (64 by default) of examples to draw.
 
     Raises:
         InputError: If an option has no effect, or the model has no hooks.

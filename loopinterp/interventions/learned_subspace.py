@@ -36,10 +36,10 @@ def learn_subspace(
 ) -> Float[Tensor, "rank d_model"]:
     """Orthonormal rows R, learned by gradient on the pairs of a run.
 
-    With the base's state b and the source's s, log probabilities at delays 0 .. 9 and asked
-    positions after :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and
-    those after :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target, the loss is
-    the cross entropy with its answers. R starts from the principal directions of :math:`s - b`.
+    With the base's state b and the source's s, log probabilities at delays 0 .. 9 after
+    :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and those after
+    :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target, the loss is the cross
+    entropy with its answers. R starts from the principal directions of :math:`s - b`.
 
     Args:
         run: Pairs to learn from; those with a second interchange are left out.

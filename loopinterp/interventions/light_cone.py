@@ -46,10 +46,8 @@ class Change:
 
     Attributes:
         state: (rows that begin, positions held, their states) -> the states to continue from.
-        within: (rows that begin, positions held) -> taps of their first loop, in which they are the
-            last rows.
-        later: (loops done, positions held, states of all begun rows) -> the states, perhaps changed
-            again between a row's first and last position.
+        within: (rows that begin, positions held) -> taps of their first loop (the last rows).
+        later: (loops done, positions held, states of all begun rows) -> the states.
     """
 
     state: Callable[[slice, Tensor, Tensor], Tensor] | None = None

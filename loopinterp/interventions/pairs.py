@@ -77,7 +77,6 @@ class InterchangePairs(ShortRepr):
     """Pairs of runs (base, source), with the positions and loops of their interchanges.
 
     Attributes:
-        inputs: Inputs of all runs.
         asked: Positions with a target.
         n_loops: Loops of every run.
         base: Rows of the inputs whose runs are changed.

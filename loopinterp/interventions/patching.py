@@ -55,9 +55,8 @@ _AT_A_TIME = 128  # examples in a batch: more do not fit into the processor's ca
 class PatchingSweep(Result, kind="activation-patching"):
     """The result of :func:`patching_sweep`.
 
-    Axes that the sweep does not vary have length 1: ``head`` for components without heads, ``pos``
-    unless positions were patched one by one, ``layer`` for the state and components that occur
-    once per loop. ``loop`` is the index of a loop; for the state, the number of loops done.
+    Axes that the sweep does not vary have length 1. ``loop`` is the index of a loop; for the state,
+    the number of loops done.
 
     Arrays:
         recovered: Share of the counted answers that equal the source's after the patch.
@@ -157,18 +156,15 @@ def patching_sweep(
         model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length.
-        n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
-            examples have several.
-        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …;
-            those of heads (``z``, ``q``, ``pattern`` …) head by head. Or ``state``: the state after
-            t = 0 .. n_loops loops. The full name of a hook (``loops.3.blocks.0.attn.hook_z``)
-            patches that place alone.
-        positions: None or ``"all"`` patches all positions at once, ``"each"`` one at a time,
-            integers ``[batch]`` one position of each example. For patterns and scores: query
-            positions.
+        n_loops: Loops of the whole run; T(n) by default, required for inputs alone.
+        component: A hook point of a layer or loop (``resid_pre``, ``attn_out``, ``state_pre`` …),
+            of heads (``z``, ``q``, ``pattern`` …) head by head; or ``state``, after t = 0 ..
+            n_loops loops. A full name (``loops.3.blocks.0.attn.hook_z``) patches that place alone.
+        positions: None or ``"all"`` at once, ``"each"`` one at a time, integers ``[batch]`` one of
+            each example. For patterns and scores: query positions.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
             inputs alone.
-        metric: Another metric, from the logits of all positions to a number or ``[batch]``.
+        metric: Another metric, from logits of all positions to a number or ``[batch]``.
         other: The third inputs; by default the sources, rolled until none meets itself.
         loops: Loops to patch; all by default. Layers outside the loop are always patched.
         heads: Heads to patch at once, of a component of heads; by default each by itself.

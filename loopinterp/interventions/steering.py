@@ -202,20 +202,18 @@ def steering_sweep(
 ) -> SteeringSweep:
     """Steer one loop at a time at several strengths: the dose and the response.
 
-    Each run starts from the clean state before the loop that is steered. The control is a random
-    direction of the same norm, drawn ``n_draws`` times.
+    The control is a random direction of the same norm, drawn ``n_draws`` times.
 
     Args:
         model: A ``LoopedTransformer``, or an adapter.
         data: A batch of one T(n), a task to draw from, or inputs alone.
-        direction: A tensor, as of :func:`mean_difference`; or a fitted probe for two classes, whose
-            ``coef_`` is taken.
+        direction: A tensor, as of :func:`mean_difference`; or a fitted probe for two classes.
         strengths, mode, head: As for :func:`steer`.
         component: A hook point of a loop or layer (``state_post``, ``resid_pre``, ``z`` …), or the
-            full name of a hook, ``loops.3.blocks.0.hook_resid_pre``, for that place alone.
+            full name of a hook, for that place alone.
         layer: The layer inside the block; needed if it has several.
         loops: Loops to steer; all by default.
-        positions: None or ``"all"``, or integers ``[batch]``, one position of each example.
+        positions: None or ``"all"``, or integers ``[batch]``, one of each example.
         metric: From logits of all positions to a number or ``[batch]``; by default the probability
             of the clean run's answers, mean over the asked positions.
         n_loops: Loops of the whole run; T(n) by default, required for inputs alone.
