@@ -281,10 +281,8 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
 
 def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
     if not isinstance(patterns, torch.Tensor) or patterns.ndim != 5:
-        expected, fix = (
-            "a tensor [loop, batch, head, query, key]",
-            "Pass cache.stack(hook) of a run.",
-        )
+        expected = "a tensor [loop, batch, head, query, key]"
+        fix = "Pass cache.stack(hook) of a run."
         raise InputError("patterns", expected=expected, given=describe_tensor(patterns), fix=fix)
     loops, batch, _, query, key = patterns.shape
     if not selectors or batch < 2:

@@ -188,11 +188,8 @@ def _whole_run(its: xr.Dataset) -> np.ndarray:
 
 def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
     every = its.sel(stratum=ALL)
-    right, effective, inputs = (
-        every.right.values,
-        every.effective.values,
-        every.effective_inputs.values,
-    )
+    counted = every.right, every.effective, every.effective_inputs
+    right, effective, inputs = (x.values for x in counted)
     failed: list[DelayShare] = []
     for share in delay_shares(right, effective, inputs, threshold):  # groups come first
         in_group = any(group.first <= share.first <= group.last for group in failed)

@@ -136,7 +136,8 @@ def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, 
     else:
         kind = "norm" if part.norm else "attention head" if part.head is not None else "mlp"
         layer, column = part.number, 1
-        numbered, js = _paired(layer, place), f"{layer}_{place}-0"
+        # The format's version 1 numbers features by Cantor's pairing.
+        numbered, js = math.comb(layer + place + 1, 2) + place, f"{layer}_{place}-0"
         loop = "" if part.loop is None else f"loop {part.loop}: "
         label = f"{loop}{part.tied}"
         more["address"] = _address(part)
@@ -163,11 +164,6 @@ def _address(part: Component) -> str:
     if part.neurons is not None:
         return f"{where}mlp.hook_post"
     return where + _WRITES["mlp" if part.head is None else "head"]
-
-
-def _paired(x: int, y: int) -> int:
-    """Cantor's pairing: the number of a feature in the format's version 1."""
-    return math.comb(x + y + 1, 2) + y
 
 
 def _metadata(result: EdgeStudy, score: str, slug: str, scan: str, prompt: str) -> dict[str, Any]:

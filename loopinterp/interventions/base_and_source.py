@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,30 +149,32 @@ def scored_examples(
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         return inputs, torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device), n_loops
     batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
-    ends = batch.n_loops.unique().tolist()
-    if n_loops is None and len(ends) > 1:
-        got, fix = (
-            f"numbers from {ends[0]} to {ends[-1]}",
-            "Draw them with one n, or pass n_loops=.",
-        )
-        expected = "examples with one required number of loops"
-        raise InputError("data", expected=expected, given=got, fix=fix)
+    n_loops = _one_end("data", [batch]) if n_loops is None else n_loops
     scored = batch.targets != IGNORE
     if not scored.any(1).all():
         fix = "Pass the inputs alone to count all positions."
         expected = "an asked position in each example"
         raise InputError("data", expected=expected, given="examples without any", fix=fix)
-    return batch.inputs, scored, ends[0] if n_loops is None else n_loops
+    return batch.inputs, scored, n_loops
+
+
+def _one_end(what: str, batches: Sequence[Batch]) -> int:
+    """The required number of loops of all examples."""
+    ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
+    if len(ends) > 1:
+        expected = "examples with one required number of loops"
+        got = f"numbers from {ends[0]} to {ends[-1]}"
+        fix = "Draw them with one n, or pass n_loops=."
+        raise InputError(what, expected=expected, given=got, fix=fix)
+    return ends[0]
 
 
 def hooks_by_loop(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:
     names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
     if len(names) != n_loops:
         most = model.site_map.n_layers - 1
-        expected, fix = (
-            f"a layer from 0 to {most}",
-            f"Pass layer={most}, or a component of the loop.",
-        )
+        expected = f"a layer from 0 to {most}"
+        fix = f"Pass layer={most}, or a component of the loop."
         raise InputError("layer", expected=expected, given=str(layer), fix=fix)
     return names
 
@@ -192,16 +194,8 @@ def given_pairs(
     if isinstance(source, Batch):
         source = fit_to_model(model, source)
     batches = [x for x in (base, source) if isinstance(x, Batch)]
-    ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
-    if n_loops is None and len(ends) > 1:
-        raise InputError(
-            "base and source",
-            expected="examples with one required number of loops",
-            given=f"numbers from {ends[0]} to {ends[-1]}",
-            fix="Draw them with one n, or pass n_loops=.",
-        )
     if n_loops is None and batches:
-        n_loops = ends[0]
+        n_loops = _one_end("base and source", batches)
     inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
     if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
         scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)

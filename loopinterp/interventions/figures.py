@@ -26,7 +26,7 @@ from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 from loopinterp.interventions.steering import SteeringSweep
 
-_RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
+_RECOVERED, _CONTROL = "answers recovered", "unrelated input"
 _UNPATCHED = "0: unpatched, 1: source"
 
 
@@ -128,7 +128,7 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
         )
         rest = "The colour scale ends at the largest share. The data has the metric as well."
         how = (shown if len(sites) > 1 else "") + rest
-        return _maps(panels, x_title=_PATCHED, y_title=row), how
+        return _maps(panels, x_title="position patched", y_title=row), how
     named = _named(result, data.isel(pos=0))
     if data.sizes["site"] > 1:
         return _maps(named, x_title="", y_title=row), scale

@@ -43,11 +43,8 @@ class Selection:
             self._holds = PREDICATES[predicate]
         else:
             relation = Relation(predicate, k.device)
-            self.k, self.q, self._holds = (
-                relation.key_rows(k),
-                relation.query_columns(q),
-                relation.holds,
-            )
+            self.k, self.q = relation.key_rows(k), relation.query_columns(q)
+            self._holds = relation.holds
 
     def matrix(self) -> Bool[Tensor, "_ query key"]:
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
