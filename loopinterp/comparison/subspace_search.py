@@ -356,9 +356,8 @@ def probe_directions(
 ) -> Float[Tensor, "row d_model"]:
     """The coefficients of a ridge probe.
 
-    A weak penalty reads along directions in which the state hardly varies (on the ripple an IIA of
-    0.53 with 0.001, 1.00 with 1 to 1,000); a strong one loses rare values (lookahead: 0.89 with
-    100).
+    A weak penalty reads along directions in which the state hardly varies (IIA on the ripple: 0.53
+    with 0.001); a strong one loses rare values (lookahead: 0.89 with 100).
     """
     coef = RidgeProbe(alpha=30.0).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef

@@ -175,7 +175,7 @@ def decompile(
         n: Input lengths at which the program is recovered.
         lengths: Input lengths of the evidence. By default each n, n - 1, and a longer one: 3n / 2
             for the greatest n, or the greatest below it that the model takes.
-        farther: Further lengths, whose evidence decides nothing.
+        farther: Further lengths of the evidence, which do not decide whether a program is given.
         tolerances: Shares of contexts in which states of one value may behave differently, tried in
             turn until one gives a program.
         contexts: Contexts that define a state's behaviour.

@@ -90,8 +90,8 @@ class CodeTable(ShortRepr):
 
 
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
-    """Whether all transitions can be tried: states are codes, and a loop reads no farther than the
-    left neighbour.
+    """Whether all transitions can be tried: states are codes, and a loop reads one token to the
+    left.
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False

@@ -138,11 +138,11 @@ def against_counterexamples(
     most_values: int,
     generator: torch.Generator,
 ) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
-    """Repair a refinement's table on ``number`` states of any loop per length; else refine again on
+    """Repair a refinement's table on states of any loop; if that is not enough, refine again on
     them.
 
     Returns the refinement with fewer wrong runs in a fresh draw, the runs it was made from, and
-    those held out (``others``).
+    those held out (``others``). At each length ``number`` states are put in.
     """
     # With a larger share of wrong runs, regions are cut anew and no entry is repaired.
     table, wrong = repaired_on_draws(
