@@ -99,7 +99,7 @@ def compile_program(
 
     The state after t loops holds every variable of the program after t loops, one direction for
     each value, beside the injected input. A selection becomes a head with even attention over the
-    selected keys. Maps become MLPs that restore reads to 0 and 1, so errors do not grow with the
+    selected keys. Maps become MLPs, which restore reads to 0 and 1, so errors do not grow with the
     loops. The model has ReLU, learned positions, external recall and no norms.
 
     Args:

@@ -121,8 +121,7 @@ class AblationStudy(Result, kind="ablation"):
         """The role of each part, by all kinds of ablation together.
 
         - ``information``: needed under ``resample`` (or, without it, the mean), whose values occur
-        in
-          clean runs: the answers depend on the part's input;
+          in clean runs: the answers depend on the part's input;
         - ``constant``: idle there and needed under another kind;
         - ``needed``: needed where it is set to zero, the only kind;
         - ``idle``: no kind changes any answer;

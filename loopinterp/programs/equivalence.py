@@ -102,8 +102,7 @@ def equivalence(
     Args:
         lengths: Lengths of the inputs.
         interventions: The most at each length beyond ``exhaustive_to``, or where inputs cannot be
-            listed: half with a source of another loop, a tenth with a second interchange. None for
-                all.
+            listed; half have a source of another loop, a tenth a second interchange. None for all.
         exhaustive_to: At lengths up to this one every interchange is made, and every second one
             from each resulting state (a sample if there are too many).
 
