@@ -55,7 +55,7 @@ def train_to_circuit(
     Noise of a fifth of the state's spread, after every loop, keeps values separable.
 
     Args:
-        program: A program that reads only a position and its left neighbour, or its name.
+        program: A program that reads only a position and its left neighbour.
         n: Longest problems in training.
         steps: Batches of 64.
         seed: Seed of subspaces and batches; initial weights are always the same.

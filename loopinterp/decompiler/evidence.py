@@ -227,16 +227,12 @@ class Claim(ShortRepr):
 
 @dataclass(frozen=True)
 class Refusal(ShortRepr):
-    """Why no program is given, as a code and the number that decided.
+    """Why no program is given, as a code and the number that decided; ``str`` puts it into words.
 
     Attributes:
-        code: ``many-tokens`` (the model reads ``value`` of them), ``many-values`` (a token has more
-            than ``value``), ``many-cells`` (``value`` pairs of them), ``reads-farther`` (share of
-            positions whose step reads beyond the left neighbour), ``starts-differ`` (tokens that
-            start with different values beside the same left neighbour), ``inconsistent`` (share of
-            experiments that differ from the majority), ``below-line`` (low end of ``kind`` of
-            evidence at length ``n``), ``nothing-to-check`` (no interchange changes an answer).
+        value: A count or a share, as the words below say.
         line: The threshold, if any.
+        kind, n: Kind and length of the evidence that is ``below-line``.
     """
 
     code: Literal[
