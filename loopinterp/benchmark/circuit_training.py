@@ -55,7 +55,7 @@ def train_to_circuit(
     Noise of a fifth of the state's spread, after every loop, keeps values separable.
 
     Args:
-        program: A program that reads only a position and its left neighbour, or its name.
+        program: A program that reads only a position and its left neighbour.
         n: Longest problems in training.
         steps: Batches of 64.
         seed: Seed of subspaces and batches; initial weights are always the same.
@@ -107,7 +107,7 @@ def train_to_circuit(
 
 @dataclass(frozen=True)
 class _Subspaces:
-    """Orthonormal rows ``[dimension, d_model]`` and values of each variable, and all other rows."""
+    """Orthonormal rows and values of each variable, and all other rows."""
 
     rows: dict[str, Tensor]
     values: dict[str, tuple[int, ...]]
@@ -221,7 +221,6 @@ def _circuit(
     n: int,
     generator: torch.Generator,
 ) -> Circuit:
-    """Variables with the directions of their values, by least squares."""
     inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
     n_loops = program.n_loops(n) + _EXTRA_LOOPS
     trace = program.trace(inputs, n_loops)

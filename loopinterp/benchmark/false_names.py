@@ -89,16 +89,15 @@ def false_names_study(
 ) -> FalseNames:
     """Compile stock programs and near misses of them, and count false identifications.
 
-    A near miss has the same answers at T(n) and another mechanism
-    (:func:`loopinterp.compiler.near_misses`). Each model is compared with the other stock programs
-    of its task, all of them and with each left out, by the two stages of
-    :func:`~loopinterp.comparison.compare_programs`. A name is wrong if interchange interventions
-    separate it from the model's program (:func:`loopinterp.programs.equivalence`). Names that at
-    most :data:`RARE` of them separate are counted apart, as a few thousand pairs cannot show that.
+    Each model is compared with the other stock programs of its task, all of them and with each left
+    out, by the two stages of :func:`~loopinterp.comparison.compare_programs`. A name is wrong if
+    interchange interventions separate it from the model's program
+    (:func:`loopinterp.programs.equivalence`). Names that at most :data:`RARE` of them separate are
+    counted apart, as a few thousand pairs cannot show that.
 
     Args:
         programs: Stock programs; by default all.
-        misses_of_each: Most near misses of each.
+        misses_of_each: Most near misses (:func:`loopinterp.compiler.near_misses`) of each.
         disguises: Pairs of a name and the disguises to apply to each model, in order.
     """
     names = list_programs() if programs is None else list(programs)

@@ -2,7 +2,7 @@
 
 ``benchmark.json`` lists every file with its SHA-256. A model's folder has the files of
 :meth:`Compiled.save`, ``pairs.safetensors`` with the inputs that edges are scored on, and
-``card.json`` with the program's code. A model whose registered program differs is not loaded.
+``card.json`` with the program's code.
 """
 
 from __future__ import annotations
@@ -217,7 +217,6 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
 
 
 def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
-    """Share of the program's answers, over all loops, that the model gives."""
     model, outputs = compiled.model, compiled.program.trace(inputs, n_loops).outputs
     read = [model.readout(h).argmax(-1) for _, h in iterate(model, inputs, n_loops)]
     right = torch.stack(read[-len(outputs) :]) == outputs

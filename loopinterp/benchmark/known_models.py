@@ -76,10 +76,8 @@ class KnownModel(ShortRepr):
 
     @property
     def without_distractors(self) -> LoopedModel:
-        """The model with distractors removed from each state; the program does not read them.
-
-        A probe of distractors finds a variable before the program has it, and distractors converge
-        one loop after the program.
+        """The model with distractors removed from each state; they converge one loop after the
+        program.
         """
         model = self.compiled.model
 

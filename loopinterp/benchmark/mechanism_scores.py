@@ -90,7 +90,7 @@ def interchange_variables(
 
 @torch.no_grad()
 def score_patching(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """States patched position by position, and heads patched one by one; nothing is drawn."""
+    """States patched position by position, and heads patched one by one."""
     half = len(known.batch) // 2
     rows, other_rows = slice(min(half, 24)), slice(half, half + min(half, 24))
     base, source = known.batch.inputs[rows], known.batch.inputs[other_rows]
@@ -253,7 +253,6 @@ def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
 
 
 def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
-    """All nodes that edges lead to from some nodes, and these nodes."""
     seen: set[str] = set()
     left = [*start]
     while left:

@@ -131,7 +131,6 @@ def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
 
 
 def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dict[str, float]:
-    """Areas under the faithfulness of the tied edges of highest score."""
     effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
     circuits, ranked = TiedCircuits(effects), torch.from_numpy(abs(tied))
     faithfulness = cache(lambda count: circuits.faithfulness(top(ranked, count)))
@@ -145,7 +144,6 @@ def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dic
 def _checked(
     by_edge: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
-    """Absolute scores, after a check that all edges are known."""
     scores: dict[TiedEdge | UnrolledEdge, float] = dict(by_edge.items())
     unknown = scores.keys() - set(edges)
     bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
@@ -162,9 +160,6 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
 
     Edges of the program have score 1 and are in the graph; all others have 0. Queries, keys and
     values of a head are in the graph together.
-
-    Returns:
-        ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
 
     Raises:
         InputError: If the model was trained; its edges are not known.
@@ -272,10 +267,7 @@ def score_program(
 
 
 def by_decompiling(exercise: Exercise) -> LoopProgram | None:
-    """The decompiled program, if it is claimed to be exact.
-
-    States are decompiled as sharp first; without an exact program, as regions.
-    """
+    """The decompiled program, if claimed to be exact: from sharp values, else from regions."""
     model, task, n = exercise.model, exercise.task, exercise.n
     decompiled = decompile(model, task, n=n)
     if decompiled.claim.grade != EXACT_CLAIM:

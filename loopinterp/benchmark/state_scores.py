@@ -89,10 +89,7 @@ def _accuracy(
 
 @torch.no_grad()
 def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """When each token converges, when each answer becomes final, and how stable the end is.
-
-    Not applicable with one answer class, as no logit has a runner-up.
-    """
+    """When each token converges, when each answer becomes final, and how stable the end is."""
     model, program = known.compiled.model, known.compiled.program
     if model.config.d_vocab_out < 2:
         return {}
@@ -139,8 +136,7 @@ LEAST_BITS = 12
 def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Share of (loop, chain length) at which the carry is as decodable as in the program.
 
-    The reference is the same study with the program's variables as the state
-    (:class:`~loopinterp.comparison.ProgramModel`).
+    The reference is the same study of a :class:`~loopinterp.comparison.ProgramModel`.
     """
     program, n = known.compiled.program, known.batch.inputs.shape[1] - 1
     if program.task != "addition" or n < LEAST_BITS:

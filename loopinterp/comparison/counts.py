@@ -122,7 +122,6 @@ def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
 
 
 def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
-    """For every two programs, at the delay that separates them best."""
     trials = {"trials": counts.apart, "independent": counts.apart_inputs}
     # [model, program, rival, delay, estimate]: pairs on which the first is right, and the second.
     first = wilson_estimate(counts.duel_right, **trials)

@@ -86,7 +86,7 @@ def gather_evidence(
 ) -> Evidence:
     """Run a strategy's interchanges on a model, and each program's predictions of them.
 
-    Each batch has inputs of one length; program offsets are chosen on the first only.
+    Each batch has inputs of one length; program offsets are chosen on the first.
     """
     import xarray as xr
 
@@ -155,9 +155,8 @@ def _best_offset(
     trace_of: Callable[[LoopProgram, int], Trace],
     program: LoopProgram,
 ) -> ProgramOffset:
-    """The offset that fits some pairs best at the first delays, among the best for clean runs.
-
-    An offset replaces an earlier one only by a clear margin.
+    """The offset that fits some pairs best at the first delays, by a clear margin over earlier
+    ones.
     """
     clearly, most_delays = 0.02, 4
     options = list(alignments())
@@ -255,10 +254,7 @@ def _after_interchange(
 
 
 def _on_distribution(prediction: Prediction) -> Bool[Tensor, " pair"]:
-    """Whether the clean base run reaches the program's state right after each interchange.
-
-    Tokens are part of the state, so only this run can reach it, possibly at another loop.
-    """
+    """Whether the clean base run, at some loop, has the program's state after an interchange."""
     pairs, variables = prediction.pairs, prediction.trace.variables
     on_distribution = torch.zeros_like(pairs.base, dtype=torch.bool)
 
@@ -281,7 +277,6 @@ def _on_distribution(prediction: Prediction) -> Bool[Tensor, " pair"]:
 
 
 def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:
-    """The label of each scored pair in each stratum."""
     import pandas as pd
 
     columns = [

@@ -63,7 +63,6 @@ def _comparison_findings(result: ProgramComparison) -> list[Finding]:
 
 
 def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
-    """Controls of one model, programs with equal answers, on-distribution states."""
     data, quote = data.sel(program=program), f"“{plain(program)}”"
     value = data.sel(estimate="value")
     sentences = []
@@ -366,8 +365,6 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
 
 @findings_of.register
 def _decodability_findings(result: Decodability) -> list[Finding]:
-    """Variables that can be read at equal loops of model and program."""
-
     def readable(name: str) -> set[str]:
         if name not in result.data:
             return set()

@@ -105,10 +105,8 @@ def match_heads(
     those that compute their selector, then for the largest total overlap above even attention.
 
     Args:
-        selectors: By name, at the same loops, examples and positions as the patterns.
         heads: Name of each head.
-        visible: Keys that each query may see, for all heads or for each; by default those that any
-            head attends to.
+        visible: Keys that each query may see; by default those that any head attends to.
         seed, config: Only written to the provenance.
 
     Example:
@@ -170,12 +168,11 @@ def head_study(
 ) -> HeadMatch:
     """Match a model's heads with every selector of some programs, by :func:`match_heads`.
 
-    Heads of prelude, block and coda are matched with the selectors of ``prepare``, ``step`` and
-    ``finish``. Those that run once are compared at every loop.
+    Heads outside the loop, and selectors of ``prepare`` and ``finish``, are compared at every loop.
 
     Args:
-        data: Examples of one length in the programs' tokens, or the task to draw them from
-            (``batch_size`` of length ``n``).
+        data: Examples of one length in the programs' tokens, or the task (``batch_size`` of length
+            ``n``).
         programs: Such as ``list_programs(task.name)``. Shared selectors are listed once.
     """
     chosen = check_programs(programs)
@@ -209,7 +206,6 @@ def head_study(
 def _patterns(
     model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
-    """Patterns of all heads (of prelude and coda at every loop), and their names."""
     pattern = "attn.hook_pattern"
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=pattern)
     sizes, patterns, heads = model.site_map, [], []
@@ -272,7 +268,7 @@ def _measure(
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
-    Heads that compute a selector go first, as selectors at different queries may compete.
+    Heads that compute a selector go first.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -285,10 +281,8 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
 
 def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
     if not isinstance(patterns, torch.Tensor) or patterns.ndim != 5:
-        expected, fix = (
-            "a tensor [loop, batch, head, query, key]",
-            "Pass cache.stack(hook) of a run.",
-        )
+        expected = "a tensor [loop, batch, head, query, key]"
+        fix = "Pass cache.stack(hook) of a run."
         raise InputError("patterns", expected=expected, given=describe_tensor(patterns), fix=fix)
     loops, batch, _, query, key = patterns.shape
     if not selectors or batch < 2:

@@ -74,14 +74,13 @@ def injected_carry_study(
     """Inject carries into additions, and count the loops for which the answer shows them.
 
     The state of one bit is taken from an input with the same two bits there and the opposite carry
-    into them, both final for two loops or more, 12 loops or more before the end. A carry persists
+    into them, both final for at least two loops, at least 12 loops before the end. A carry persists
     as long as the answer at that bit stays changed.
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.
-        data: Additions of one length, at least 16 bits, or their task to draw them from
-            (``batch_size`` of length ``n``).
-        names: A name for each model.
+        data: Additions of one length, at least 16 bits, or their task (``batch_size`` of length
+            ``n``).
         per_cell: Most interchanges for each kind, token and left token.
     """
     by_name = named_models(models, names)

@@ -60,9 +60,10 @@ def check_batch(
 ) -> Batch:
     """A batch of at least two examples of one length, in tokens that all programs know.
 
+    ``drawn`` goes to :func:`~loopinterp.tasks.as_batch`.
+
     Args:
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
-        drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
     batch = as_batch(data, **drawn)

@@ -52,12 +52,11 @@ class SpreadPairs:
 
     Base and source have the same token at the position, and differ there in some program's
     variable. Half of the pairs are drawn evenly by (token, left token), half so that every two
-    programs disagree on equally many. Same-value sources differ in no variable, and must change
-    nothing.
+    programs disagree on equally many. Same-value sources differ in no variable. The model is not
+    run.
 
     Attributes:
-        pairs: Pairs of other values.
-        same_value: Pairs of the same value.
+        pairs, same_value: Numbers of pairs whose source has other values, or the same.
         loops: Number of different loops: one from each of so many spans of 0 .. T(n) - 1. For the
             initial state every source comes from a later loop.
         sites: Positions whose states are put in at once.
@@ -85,7 +84,6 @@ class SpreadPairs:
         batch: Batch,
         generator: torch.Generator,
     ) -> InterchangePairs:
-        """Choose pairs, without running the model."""
         last = int(batch.n_loops.max())
         # In the initial state nothing is computed yet: it receives the state of a later loop.
         first = 0 if self.other_loops and last > 1 else 1
@@ -220,7 +218,6 @@ def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePair
 def _differ(
     traces: Sequence[Any], base: tuple[Any, ...], source: tuple[Any, ...]
 ) -> Bool[Tensor, ...]:
-    """Whether some variable differs at indices (loop, input, ...)."""
     differs = torch.zeros(1, dtype=torch.bool)
     for trace in traces:
         for values in trace.values():
@@ -236,8 +233,7 @@ def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
 def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratum]:
     """Strata of pairs of a program's inputs, by the first of several positions.
 
-    For every task: token, left token, both, loop, position, loop of the source, second interchange;
-    for additions also the carry chains.
+    For additions also the carry chains.
     """
     tokens, position = program.inputs, pairs.positions[:, 0]
     token, left = pairs.tokens

@@ -138,25 +138,23 @@ def compare_programs(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> ProgramComparison:
-    r"""Compare a model with candidate programs by their predictions of interchange interventions.
+    """Compare a model with candidate programs by their predictions of interchange interventions.
 
     An interchange replaces the model's state at one position, after some loops of a base run, by
     that of a source run. Each program predicts the answer at every delay from the same interchange
     of its variables. Its accuracy (IIA) is the share of effective interventions (an answer of
-    program or model changes) in which the model's whole answer is the predicted one.
-    :func:`loopinterp.comparison.rule.decide` identifies a program, if one holds throughout and
-    beats every rival.
+    program or model changes) whose whole answer it predicts.
+    :func:`loopinterp.comparison.rule.decide` identifies a program that holds throughout and beats
+    every rival. Programs that only store a variable otherwise are not separated.
 
     A program may be a loop earlier or later than the model, answer a loop late, or hold its
     variables a position to the left. This offset is chosen on unscored pairs of the first batch.
 
-    Programs that differ only in how they store a variable are not separated.
-
     Args:
-        models: Any looped model, or several, with a verdict each.
+        models: A looped model, or several, with a verdict each.
         programs: One program or more, of the task whose tokens the model reads.
-        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``, 512 by default).
+        data: Inputs, each batch of one length, or the task (``batch_size`` of each length ``n``,
+            512 by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
             first 128 inputs of each batch. If these would identify a program, 6144 pairs on all
             inputs decide.

@@ -41,7 +41,6 @@ class Prediction(ShortRepr):
     """A program's answers on pairs, with and without the interchange; -1 where undecided.
 
     Args:
-        program: The program; it must read the pairs' tokens.
         program_offset: Loop and position of the program that stand for the model's.
         names: The variables that are interchanged; by default all, as for a whole state.
         trace: The program's clean runs (with the offset's lag) on the inputs, if available.
@@ -161,8 +160,8 @@ class Prediction(ShortRepr):
 class Claims(ShortRepr):
     """A program's predictions of a model's answers after an interchange, position by position.
 
-    If the interchange changes or decides the program's answer, that answer; if it changes nothing,
-    the model's clean answer; if it makes the answer undecided, nothing.
+    If the interchange changes the program's answer, that answer (nothing, if undecided); else the
+    model's clean answer.
 
     Attributes:
         expected: The answers; :data:`SILENT` without a prediction or a scored answer.
@@ -198,8 +197,7 @@ class ProgramModel(ShortRepr):
 
     The state at each position holds its token and every variable of the program as one-hot blocks,
     under a random rotation. A step reads the variables (the largest entry of each block) and runs
-    one loop of the program on the injected tokens; the readout is the program's answer, with logits
-    of 0 where it is undecided.
+    one loop of the program on the injected tokens.
 
     Args:
         program: A program that can be compiled: its variables have few values.
@@ -271,7 +269,7 @@ class ProgramModel(ShortRepr):
     def readout(
         self, h: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The program's answer; equal logits where it is undecided."""
+        """The program's answer as logits; all 0 where it is undecided."""
         tokens, variables = self._read(h)
         answer = self.program.run(tokens, n_loops=0, variables=variables).outputs[-1]
         known = answer != UNKNOWN

@@ -1,4 +1,4 @@
-"""How few numbers per position does a looped model need to hold between its loops?
+r"""A looped model whose state is reduced to a few directions of each token.
 
 A *reduced-order model* projects the state after every loop onto the affine span of ``r``
 directions, those of the position's token (and of the loop, if the step takes its index):
@@ -47,13 +47,9 @@ ENOUGH = 0.95
 _Kind = Literal["same loop", "any loop", "two interchanges"]
 """The source is of the same loop, or of any loop; or two interchanges of any loops."""
 
-SAME_LOOP = "same loop"
-
-_FITTED = 128  # inputs that directions are fitted on
-
 _ALIKE = "different inputs with the same token at some position"
 
-_BASE = 256
+_BASE = 256  # of the two digits of a token's number
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +57,7 @@ class StateDirections(ShortRepr):
     """The principal directions of a model's states, for each token (a row each).
 
     If the step takes the loop's index: for each token after loop 0, then after loop 1, and so on.
-
-    Attributes:
-        directions: Orthonormal rows, by decreasing variance around that mean.
+    Rows of ``directions`` are orthonormal, by decreasing variance around the mean.
     """
 
     tokens: Int[Tensor, " token"]
@@ -256,18 +250,16 @@ def reduction_study(
 ) -> Reduction:
     """Reduce a model's state to a few directions per token, and compare both by interchanges.
 
-    Directions are the principal ones of each token's states, clean and after interchanges, on the
-    first inputs. The other inputs are scored.
+    Directions are the principal ones of each token's states, clean and after interchanges.
 
     Args:
         model: Any looped model that reads tokens.
-        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``). Directions are fitted on the first 128 different inputs of the first
-            batch, at most half of them.
+        data: Inputs, each batch of one length, or the task (``batch_size`` of each length ``n``).
+            Directions are fitted on the first 128 different inputs of the first batch, at most half
+            of them; the others are scored.
         ranks: Numbers of directions; those of d_model or more are ignored.
         kinds: Kinds of interchange; ``("same loop",)`` for untied layers, one per loop.
-        at_end: Compare only answers at the end of a run; the delay is then the number of loops
-            after the interchange.
+        at_end: Compare only answers at the end of a run; the delay is then the loops until it.
         pairs: Interchanges of each kind and length.
 
     Source: proper orthogonal decomposition (Sirovich, Quarterly of Applied Mathematics 45, 1987);
@@ -296,7 +288,7 @@ def reduction_study(
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
         fitted, *held_out = _split(batches)
-        n_loops, across = int(fitted.n_loops.max()), chosen != (SAME_LOOP,)
+        n_loops, across = int(fitted.n_loops.max()), chosen != ("same loop",)
         to_fit = drawn_pairs(fitted, n_loops, pairs, generator, across_loops=across)
         need_inputs(len(to_fit) > 0, _ALIKE)
         tokens = torch.cat([batch.inputs.flatten() for batch in batches]).unique()
@@ -349,8 +341,8 @@ def _agreement(
     """How often a reduced model answers like the model after a run's interchanges.
 
     Returns:
-        [count, kind, delay]: right pairs, pairs that count, and their inputs; the share of pairs of
-        each kind right at every delay; the share of clean answers.
+        [count, kind, delay]: right pairs, pairs that count, and their inputs; of each kind the
+        share of pairs right at every delay; the share of clean answers.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
     after, is_scored = reduced.interchange(), pairs.scored[:, None]
@@ -392,9 +384,8 @@ def _of_each_kind(
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:
-    """The inputs to fit on, and the other inputs by batch."""
     distinct = list(dict.fromkeys(tuple(row) for row in batches[0].inputs.tolist()))
-    fitted = {*distinct[: min(_FITTED, len(distinct) // 2)]}
+    fitted = {*distinct[: min(128, len(distinct) // 2)]}
     # Whether directions are fitted on each row of each batch.
     chosen = [torch.tensor([tuple(x) in fitted for x in b.inputs.tolist()]) for b in batches]
     least = min(len(fitted), *(int((~rows).sum()) for rows in chosen))

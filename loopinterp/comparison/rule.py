@@ -103,7 +103,6 @@ class Verdict(ShortRepr):
     off_distribution: float = math.nan
 
     def _repr_html_(self) -> str:
-        """In a notebook: the programs by what they fit, and the reasons in words."""
         # By name, as the words import this module.
         return importlib.import_module("loopinterp.comparison.words").verdict_table(self)
 
@@ -131,7 +130,7 @@ def decide(
     Args:
         counts: Those of one model, by :func:`~loopinterp.comparison.counts.count_evidence`; for
             fewer programs, ``counts.sel(program=names, rival=names)``.
-        equivalent: Whether no interchange separates two programs that no pair separates.
+        equivalent: Whether no interchange separates two programs.
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
     programs: list[str] = counts.program.values.tolist()
@@ -189,11 +188,8 @@ def _whole_run(its: xr.Dataset) -> np.ndarray:
 
 def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
     every = its.sel(stratum=ALL)
-    right, effective, inputs = (
-        every.right.values,
-        every.effective.values,
-        every.effective_inputs.values,
-    )
+    counted = every.right, every.effective, every.effective_inputs
+    right, effective, inputs = (x.values for x in counted)
     failed: list[DelayShare] = []
     for share in delay_shares(right, effective, inputs, threshold):  # groups come first
         in_group = any(group.first <= share.first <= group.last for group in failed)
@@ -219,7 +215,6 @@ def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reas
 
 
 def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
-    """Clean runs fail, or interchanges fail more often than they do."""
     value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
     if not (low >= threshold and its.worst_loop >= threshold):
         worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}

@@ -1,4 +1,4 @@
-"""In how few directions does a state hold what an interchange moves?"""
+"""The subspace of the state that holds what an interchange moves."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     - ``carried``: share in which an interchange of the subspace gives the same whole answer;
     - ``complement``: share in which one of everything but the subspace does;
-    - ``iia``: share in which an interchange of the subspace gives the program's answer, of the
-      pairs on which the program or the model changes an answer;
+    - ``iia``: share in which it gives the program's answer, where program or model change one;
     - ``carried_by_token``: ``carried`` over all delays of a run, by token at the position.
 
     Attributes:
@@ -109,8 +108,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        The worst has the lowest lower end; delays with fewer than 60 effective pairs are pooled
-        with their neighbours.
+        The worst has the lowest lower end; delays with fewer than 60 effective pairs are pooled.
         """
         changed = self.data["changed"].values
         # Share of effective pairs at each delay, [delay]; 0 where there are none.
@@ -145,9 +143,7 @@ def search_subspaces(
     Subspaces are fitted on half of the different inputs and scored on the rest, at every delay,
     with their complements. They are
 
-    - ``learned``: distributed alignment search: a rotation, by gradient, so that interchanging its
-      first directions gives the same answers as the whole state, and interchanging the rest changes
-      nothing;
+    - ``learned``: distributed alignment search (:func:`~loopinterp.interventions.learn_subspace`);
     - ``principal directions`` of what interchanges of the whole state change;
     - ``difference of means`` between the states of the values of the program's variables;
     - ``probe``: what linear probes of these variables read;
@@ -155,11 +151,9 @@ def search_subspaces(
     - any that are ``given``, such as a compiled model's circuit.
 
     Args:
-        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``).
+        data: Inputs, each batch of one length, or the task (``batch_size`` of each length ``n``).
         program: Its variables choose the pairs and label the states for probes.
-        variables: Variables to look for; all by default. With fewer, learning follows the program's
-            counterfactual.
+        variables: Variables to look for; all by default. With fewer, learning follows the program.
         ranks: Dimensions of learned and principal subspaces.
         given: Subspaces to score too: orthonormal rows, by name.
         steps: Gradient steps of each learned subspace.
@@ -358,15 +352,14 @@ def _counts(
 
 
 def probe_directions(
-    states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"], penalty: float = 30.0
+    states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"]
 ) -> Float[Tensor, "row d_model"]:
     """The coefficients of a ridge probe.
 
-    A weak penalty reads along directions in which the state hardly varies: on the ripple (6 bits,
-    noise of 1% on the weights) the IIA is 0.53 with 0.001, 1.00 with 1 to 1,000. A strong one loses
-    rare values (lookahead, 12 bits: 0.89 with 100).
+    A weak penalty reads along directions in which the state hardly varies (IIA on the ripple: 0.53
+    with 0.001); a strong one loses rare values (lookahead: 0.89 with 100).
     """
-    coef = RidgeProbe(alpha=penalty).fit(states, values).coef_
+    coef = RidgeProbe(alpha=30.0).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
 
 
@@ -381,21 +374,15 @@ def mean_directions(
     return means - means.mean(0)
 
 
+# From states and values to rows along which the values differ
 _Directions = Callable[["Tensor", "Tensor"], "Tensor"]
-"""From states and values to rows along which the values differ."""
-
-
 READ = {"difference of means": mean_directions, "probe": probe_directions}
 
 
 class _LabelledStates(NamedTuple):
     """States of a model in random order, with the values of a program's variables.
 
-    Attributes:
-        states: After loops 1 .. T - 1, at the asked positions.
-        tokens: The token at each.
-        labels: The value of each variable.
-        n_tokens: Tokens of the program.
+    States are those after loops 1 .. T - 1, at the asked positions.
     """
 
     states: Float[Tensor, "place d_model"]
@@ -414,7 +401,6 @@ class _LabelledStates(NamedTuple):
     def subspace_by_token(
         self, directions: _Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
-        """:meth:`subspace` for each token, padded with rows of 0."""
         # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
@@ -429,7 +415,6 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
 ) -> _LabelledStates:
-    """States of a model, labelled by a program's variables."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)

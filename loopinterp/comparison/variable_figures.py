@@ -25,8 +25,6 @@ from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, line_panels
 from loopinterp.programs.program import spell_loops
 
-_LIVES = dict(zip(KINDS, ("injected", "erased")))  # files have older names
-
 
 @findings_of.register
 def _(result: VariableInterchange) -> list[Finding]:
@@ -137,7 +135,6 @@ def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
 
 
 def _recovery(lives: np.ndarray) -> str:
-    """How many carries ended."""
     ended, n = int(lives[:MOST].sum()), int(lives.sum())
     if n and lives[0] == n:
         return ": the answer never changes"
@@ -155,7 +152,7 @@ def _(result: InjectedCarry) -> list[Figure]:
     axes = {"token": list(TOKENS), "token to the left": list(TOKENS)}
     panels = {}
     for model in map(str, result.data.model.values):
-        for kind, name in _LIVES.items():
+        for kind, name in zip(KINDS, ("injected", "erased")):  # files have older names
             medians = [
                 [result.quantile(0.5, model, kind, token=t, left_token=s) for s in TOKENS]
                 for t in TOKENS

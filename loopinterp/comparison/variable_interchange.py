@@ -63,17 +63,15 @@ class VariableInterchange(Result, kind="variable-interchange"):
     Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop; NaN
     without pairs:
 
-    - ``agreement``: share of pairs on which the model's whole answer is the program's after an
-      interchange of the variable, by what was put in (:data:`INTERVENTIONS`); for the same-value
-      control, the share of unchanged answers;
+    - ``agreement``: share of pairs on which the model's whole answer is the program's, by what was
+      put in (:data:`INTERVENTIONS`); for the same-value control, the share of unchanged answers;
     - ``pairs``: number of pairs on which the program's answer changes at that delay, and differs
       between control and intervention;
     - ``whole_run``, ``whole_run_pairs``: the same at every delay at once;
     - ``undisturbed``: share of the pairs on which the clean answers of model and program agree.
 
     Attributes:
-        ranks: Dimensions of each variable's subspace. For other variables the whole state is put
-            in, and in the program all variables.
+        ranks: Dimensions of each variable's subspace.
         inputs: Number of the pairs' inputs, which intervals count.
     """
 
@@ -126,22 +124,19 @@ def interchange_study(
 
     For each variable v and number of loops t, inputs (base, source) and a position p are drawn on
     which v differs and taking v from the source changes the program's answer. In the model's base
-    run, the part of the state at p in v's subspace is replaced by the source's. At every delay and
-    asked position the model should then answer like the program or, where the program's answer does
-    not change, as in its clean run.
+    run, the part of the state at p in v's subspace becomes the source's. At every delay the model
+    should then answer like the program or, where the program's answer does not change, as in its
+    clean run.
 
-    Controls, in the same bases and against the same counterfactual: a random change of equal norm;
-    the source after another loop, at which v has another value; another variable's subspace;
-    nothing. A control counts only where the program's answers differ between it and the
-    intervention. The same-value control takes a source with the same v in another context, which
-    must change nothing.
+    Controls, in the same bases: a random change of equal norm; the source after another loop, at
+    which v has another value; another variable's subspace; nothing. A control counts only where the
+    program's answers differ between it and the intervention. A source with the same v in another
+    context must change nothing.
 
     Args:
-        data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
-        program: Any loop program, or its name; it must read the model's tokens.
+        data: Inputs of one length, or the task (``batch_size`` of length ``n``).
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
-            whole state and all of the program's variables are put in, on pairs with the same token
-            at the position.
+            whole state and all variables are put in, on pairs with the same token.
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
@@ -210,10 +205,7 @@ def _count_all(
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
-    """``right`` of ``n`` pairs of every variable, by intervention (or none: clean), loop and delay.
-
-    Of whole runs, ``run_right`` of ``run_n``.
-    """
+    """``right`` of ``n`` pairs, and ``run_right`` of ``run_n`` whole runs."""
     import xarray as xr
 
     n_delays = finder.n_loops + 1
@@ -306,8 +298,7 @@ class VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
     The source's value changes the program's answer at some delay, so that a model whose answers
-    never change is never right. Variables without a subspace are put in with the whole state, at
-    positions with the same token.
+    never change is never right.
     """
 
     program: LoopProgram
@@ -319,7 +310,6 @@ class VariablePairs(ShortRepr):
     generator: torch.Generator
 
     def draw(self, variable: str, loops: Collection[int]) -> InterchangePairs:
-        """Pairs on which the variable is effective, even over the last effective delay."""
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
     def _after(self, variable: str, loop: int) -> InterchangePairs:
@@ -404,7 +394,6 @@ class VariablePairs(ShortRepr):
 
 
 def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
-    """Where the interchange changes the program's answer."""
     return _differ(prediction.base, prediction.interchanged, prediction.pairs)
 
 

@@ -58,7 +58,7 @@ class Decodability(Result, kind="decodability"):
     OPTIONAL: ClassVar = frozenset({"random_weights"})
 
     def loop_for_loop(self, name: str) -> xr.DataArray:
-        """An array at equal loops of model and program, [variable, loop]."""
+        """An array at equal loops of model and program."""
         loops = self.data["loop"]
         axes = {"loop", "program_loop"} & set(self.data[name].dims)
         return self.data[name].sel(dict.fromkeys(axes, loops)).drop_vars("program_loop")
@@ -82,8 +82,8 @@ def decodability(
     other example and scored on the rest, at all positions with an answer.
 
     Args:
-        data: Examples in the programs' tokens, on the model's device, or the task to draw them from
-            (``batch_size`` of length ``n``).
+        data: Examples in the programs' tokens, on the model's device, or the task (``batch_size``
+            of length ``n``).
         programs: Such as ``list_programs(task.name)``.
         n_loops: Loops of model and programs; by default the largest T(n).
         random_model: The random-weights control; by default the model with shuffled weights, if

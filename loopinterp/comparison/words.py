@@ -80,7 +80,6 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
 
 
 def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> Iterator[str]:
-    """Sentences after the headline: what holds, and the program offset."""
     name = plain(verdict.closest)
     if verdict.identified:
         yield (
@@ -115,7 +114,7 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
 
 
 def verdict_table(verdict: Verdict) -> str:
-    """A verdict as HTML, for a notebook: a row for each role that a program can have."""
+    """A verdict as HTML: a row for each role that a program can have."""
     roles = {
         "identified": [verdict.identified] if verdict.identified else [],
         "closest": [verdict.closest],
@@ -129,15 +128,15 @@ def verdict_table(verdict: Verdict) -> str:
 
 
 def why_none(verdict: Verdict) -> str:
-    """All reasons in one sentence."""
     if not verdict.reasons:
         return ""
+    against_rivals = ("no_pair_separates", "not_separated")
     clauses: dict[str, list[str]] = {}  # those of single reasons, or the rivals of one code
     for reason in verdict.reasons:
         rival = reason.values.get("program")
         clauses.setdefault(reason.code, []).append(str(rival or reason_in_words(reason)))
     texts = [
-        _REASONS[code].format(program=quoted(each)) if code in _AGAINST_RIVALS else each[0]
+        _REASONS[code].format(program=quoted(each)) if code in against_rivals else each[0]
         for code, each in clauses.items()
     ]
     return f"Not identified: {'; '.join(texts)}."
@@ -193,8 +192,6 @@ _REASONS = {
     "no_model_identified": "no model has an identified program",
 }
 
-_AGAINST_RIVALS = ("no_pair_separates", "not_separated")
-
 UNTRIED: dict[Untried, str] = {
     "initial_state": "the state before the first loop",
     "from_initial_state": "a later state replaced by the one before the first loop",
@@ -222,7 +219,7 @@ def with_interval(estimate: np.ndarray) -> str:
 
 
 def share_range(shares: np.ndarray) -> str:
-    """The least and greatest of some shares: "39–48%", or "50%"."""
+    """The least and greatest share: "39–48%", or "50%"."""
     low, high = percent(shares.min()), percent(shares.max())
     return high if low == high else f"{low.removesuffix('%')}–{high}"
 
@@ -232,12 +229,11 @@ def plain(program: str) -> str:
 
 
 def in_loops(delay: int) -> str:
-    """A delay in words: "at once", "1 loop later", "3 loops later"."""
+    """ "at once", "1 loop later", "3 loops later"."""
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 
 def quoted(programs: list[str], most: int = 5) -> str:
-    """Names of programs in quotes, at most ``most`` of them."""
     names = [f"“{plain(name)}”" for name in programs[:most]]
     if more := len(programs) - len(names):
         names.append(f"{more} more")

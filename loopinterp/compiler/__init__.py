@@ -1,9 +1,7 @@
 """The compiler: from a loop program to a looped transformer with a known circuit.
 
-Its stages are files: ``validation`` (with the values of every expression), ``lowering`` (to
-``features``, by ``heads`` and ``lookups``), ``stream_layout`` and ``assembly``. ``compiled`` runs
-them; ``agreement`` checks the result. ``disguises`` and ``superposition`` hide the circuit; they
-combine in any order, ``add_noise`` last.
+Its stages: ``validation``, ``lowering`` (to ``features``, by ``heads`` and ``lookups``),
+``stream_layout``, ``assembly``.
 """
 
 import lazy_loader

@@ -96,7 +96,7 @@ class DisguiseCheck(ShortRepr):
 
     @property
     def exact(self) -> bool:
-        """Whether all variables and answers equal the program's, at every loop."""
+        """Whether all variables and answers equal the program's."""
         return self.agreement.exact
 
 
@@ -109,7 +109,7 @@ def check_disguise(
     .. math:: \max_{x, p} |y'_t - y_t| \quad\text{and}\quad
         \max_{x, p, v} |r'_v h'_t - r_v h_t|, \qquad t = 0 \dots T
 
-    over inputs x, positions p and the values v of all variables, read by r_v of each circuit.
+    over inputs x, positions p and values v of all variables, with the reads r_v of each circuit.
 
     Example:
         >>> from loopinterp.compiler import check_disguise, compile_program, superpose

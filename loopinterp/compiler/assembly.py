@@ -1,4 +1,4 @@
-"""Stage 5, assemble: a layout becomes the weights of an ordinary looped transformer.
+"""Stage 5, assemble: a layout becomes the weights of a looped transformer.
 
 The injected input e holds tokens, positions, the prelude's features, and the variables' first
 values, so h_0 = e. Each loop starts from W_h h + W_e e (external recall): W_h keeps the variables,

@@ -60,8 +60,8 @@ class NeuronGroup:
 class Directions:
     """The directions of the values of a feature.
 
-    A value adds its row of ``write`` to the residual stream. ``read @ state`` is 1 for the
-    feature's value and 0 for the others.
+    A value adds its row of ``write`` to the stream; ``read @ state`` is 1 for it and 0 for the
+    others.
     """
 
     write: Float[Tensor, "value d_model"]
@@ -72,7 +72,6 @@ class Directions:
         write: Float[Tensor, "new_d_model d_model"],
         read: Float[Tensor, "d_model new_d_model"],
     ) -> Directions:
-        """These directions in the stream h' = ``write`` h, where h = ``read`` h'."""
         # Both [value, new_d_model], computed in float64.
         return Directions(
             write=(self.write.double() @ write.double().mT).to(self.write),
@@ -98,7 +97,7 @@ class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
     A node of the block stands for itself at every loop. Edges lead from features to the heads and
-    neurons that read them, and from those to the features they write.
+    neurons that read them, and from these to the features they write.
     """
 
     program: str

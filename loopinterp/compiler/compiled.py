@@ -85,7 +85,6 @@ class Compiled(ShortRepr):
 
 
 def need_compiled(compiled: object) -> None:
-    """Raise unless it is a compiled model with its circuit."""
     if not isinstance(compiled, Compiled):
         expected, got = "a Compiled: a model with its circuit", type(compiled).__name__
         fix = "Pass what compile_program gives, not its .model."
@@ -100,8 +99,8 @@ def compile_program(
 
     The state after t loops holds every variable of the program after t loops, one direction for
     each value, beside the injected input. A selection becomes a head with even attention over the
-    selected keys. Maps become MLPs, which restore reads to 0 and 1, so that errors do not grow
-    with the loops. The model has ReLU, learned positions, external recall and no norms.
+    selected keys. Maps become MLPs, which restore reads to 0 and 1, so errors do not grow with the
+    loops. The model has ReLU, learned positions, external recall and no norms.
 
     Args:
         max_length: Positions of the longest sequence, BOS and padding included.

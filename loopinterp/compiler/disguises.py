@@ -1,7 +1,7 @@
 """Disguises: changes of the weights that hide the circuit and keep the behaviour.
 
-Each takes a compiled model and returns another, whose circuit has the new places and lists the
-disguises. All but :func:`add_noise` preserve the function up to rounding; apply it last.
+Each returns another compiled model, whose circuit has the new places and lists the disguises. All
+but :func:`add_noise`, which comes last, preserve the function up to rounding.
 
 Example:
     >>> from loopinterp.compiler import add_noise, compile_program, distract, permute, rotate
@@ -43,7 +43,7 @@ def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Rotate the residual stream by a random orthogonal matrix Q: h' = Q h.
 
     Weights that read the stream are multiplied by :math:`Q^\top` from the right, weights that
-    write it by Q from the left, the recall by both. Exact up to rounding.
+    write it by Q from the left, the recall by both.
     """
     plain = weights_of(compiled)
     # [d_model, d_model], of the whole stream; its transpose undoes it.
@@ -57,8 +57,7 @@ def permute(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Shuffle the heads and neurons of every layer, and rotate inside every head.
 
     Queries and keys of a head are multiplied by a random orthogonal matrix A, :math:`(A
-    q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo. Exact up to
-    rounding.
+    q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     config = compiled.model.config
@@ -99,9 +98,8 @@ def distract(
     """Add heads and neurons to every layer that are active and change no output.
 
     They read the program's features and each other with random weights, and write along ``width``
-    new directions of the residual stream. The program does not read these, and the recall drops
-    them, so that nothing accumulates. Exact up to rounding. Rotate the model afterwards, because
-    zeros in the weights give the distractors away.
+    new directions of the stream, which the program does not read and the recall drops. Rotate the
+    model afterwards, because zeros in the weights give the distractors away.
     """
     if heads + neurons == 0:
         expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
@@ -166,8 +164,7 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
     .. math:: W' = W + \epsilon, \qquad \epsilon_{ij} \sim
         \mathcal{N}(0, \sigma^2), \quad \sigma = \text{relative} \cdot \mathrm{rms}(W)
 
-    The root mean square is that of each matrix, which no rotation changes. Queries, keys and values
-    count as three matrices. Biases stay unchanged.
+    Queries, keys and values count as three matrices. Biases stay unchanged.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     for name, w in weights.items():
@@ -181,7 +178,6 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
 
 
 def weights_of(compiled: Compiled) -> Weights:
-    """All weights, copied to float64 on the CPU."""
     need_compiled(compiled)
     state = compiled.model.state_dict()
     return {name: w.to("cpu", torch.float64, copy=True) for name, w in state.items()}
@@ -222,7 +218,6 @@ def moved(
     write: Float[Tensor, "new_d_model d_model"],
     read: Float[Tensor, "d_model new_d_model"],
 ) -> Weights:
-    """The weights in the stream h' = ``write`` h, where h = ``read`` h'."""
     # Linear weights are [output, input], embeddings [token, d_model].
     result = {}
     for name, w in weights.items():

@@ -17,11 +17,8 @@ from loopinterp.programs.expressions import Select
 
 Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
 PLAIN, WITNESS, RAW = 0, 1, 2
-"""Order in which the features of one rule are tested.
-
-A head's output is meaningful only if it selected a key. So a rule tests the witness of that
-first.
-"""
+"""Order in which a rule tests features: a head's output means nothing unless its witness says
+that a key was selected."""
 
 
 @dataclass(eq=False)
@@ -35,9 +32,7 @@ class Feature:
     role: Role = "scratch"
     layer: int = -1  # layer that writes it; -1 if it is there from the start
     order: int = PLAIN  # when a rule may test it: PLAIN, WITNESS or RAW
-    # whether its value stands along a single direction (a flag or a count) in place of one
-    # direction for each value
-    one_direction: bool = False
+    one_direction: bool = False  # for a flag or a count, in place of one for each value
     writes: Writes | None = None  # what the MLP of its layer writes for it
     head: LoweredHead | None = None  # the head that writes it instead
     last_use: int = -1  # last layer that reads it; set when the layers are laid out
@@ -45,12 +40,10 @@ class Feature:
 
     @property
     def width(self) -> int:
-        """Number of its directions."""
         return 1 if self.one_direction else len(self.values)
 
     @property
     def slots(self) -> slice:
-        """Its coordinates in the residual stream."""
         return slice(self.start, self.start + self.width)
 
     @property
@@ -98,7 +91,7 @@ class LoweredHead:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A linear read of a feature: weights along its directions, plus a constant."""
+    """Weights along the directions of a feature, plus a constant."""
 
     feature: Feature
     weights: np.ndarray
@@ -107,10 +100,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """``clip(sum of reads + bias, 0, 1)``, by two neurons, written along some directions.
-
-    It is flat at both ends, so errors of the reads do not pass on.
-    """
+    """``clip(sum of reads + bias, 0, 1)``, by two neurons; flat ends stop errors of the reads."""
 
     reads: tuple[Read, ...]
     bias: float
@@ -132,7 +122,7 @@ class Writes:
 
 
 def read_any(feature: Feature, chosen: np.ndarray) -> Read:
-    """A read that is 1 where the feature has one of the chosen values, else 0."""
+    """1 where the feature has one of the chosen values, else 0."""
     if not feature.one_direction:
         return Read(feature, chosen.astype(float))
     low, high = (float(c) for c in chosen)
@@ -140,23 +130,17 @@ def read_any(feature: Feature, chosen: np.ndarray) -> Read:
 
 
 def one_if_all(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> Unit:
-    """The unit that is 1 if all reads are 1, and 0 if one of them is 0."""
     return at_least(reads, len(reads) - 0.5, 1.0, out)
 
 
 def one_if_any(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> Unit:
-    """The unit that is 1 if one of the reads is 1, and 0 if all are 0."""
     return at_least(reads, 0.5, 1.0, out)
 
 
 def at_least(
     reads: tuple[Read, ...], threshold: float, gap: float, out: tuple[tuple[int, float], ...]
 ) -> Unit:
-    """The unit that is 1 if the sum of the reads is above a threshold.
-
-    It is 1 from ``threshold + gap / 2`` on and 0 up to ``threshold - gap / 2``, with half of that
-    distance as a margin on either side.
-    """
+    """1 if the sum of the reads is above a threshold, else 0; it stays ``gap / 2`` away from it."""
     scale = 2.0 / gap
     scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
     return Unit(tuple(scaled), 0.5 - scale * threshold, out)
@@ -178,11 +162,10 @@ class FeatureFunction:
 
     @property
     def for_attention(self) -> bool:
-        """Whether a head can read it: whether it is a linear function of a plain feature."""
+        """Whether a head can read it: a linear function of a plain feature."""
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
     def within(self, values: np.ndarray) -> FeatureFunction:
-        """The same function, restricted to these values."""
         if bool(np.isin(self.table, values).all()):
             return self
         # Other values belong to combinations that never occur; they become the next allowed value.
@@ -191,12 +174,10 @@ class FeatureFunction:
 
 
 def constant(value: int) -> FeatureFunction:
-    """A function of no feature."""
     return FeatureFunction((), np.array(value))
 
 
 def of_feature(feature: Feature) -> FeatureFunction:
-    """The value of a feature."""
     return FeatureFunction((feature,), np.array(feature.values))
 
 
@@ -209,7 +190,7 @@ def fuse(
 ) -> FeatureFunction | None:
     """An operation on functions as one function of all their features.
 
-    ``op`` is the operation's name, if any. None if the table would exceed ``most`` entries.
+    ``op`` is its name, if any. None if the table would exceed ``most`` entries.
     """
     features = tuple(dict.fromkeys(f for arg in args for f in arg.features))
     shape = tuple(len(f.values) for f in features)
@@ -270,8 +251,6 @@ class FeaturePoints:
 
 
 class StreamFeatures:
-    """The features in the stream at each site of a circuit's model, with their points."""
-
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
         heads = {node.id for node in circuit.heads}

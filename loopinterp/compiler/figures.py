@@ -24,8 +24,8 @@ from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 
-# Section of a model -> of a drawing
-_PARTS = {"embedding": "input", "prelude": "prelude", "block": "loop", "coda": "readout"}
+# Section of a model, in running order -> of a drawing
+_PARTS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
 _OUTPUT = "output"  # the node of the unembedding, which reads the answer
 _MAP = nodes.Elementwise | nodes.TokMap
 
@@ -36,8 +36,7 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
     A program is drawn as its expressions: heads with their selections, and maps. A circuit is drawn
     by layers: heads, groups of neurons, variables, and their reads; features within a loop are
     edges. ``program`` is shown beside a circuit; by default the registered one of its name.
-    A notebook shows the graph, ``.show()`` opens it in a browser, and
-    :func:`loopinterp.pages.write_circuit_page` writes it to a file.
+    ``.show()`` opens the graph in a browser; :func:`loopinterp.pages.write_circuit_page` writes it.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -70,7 +69,7 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
 def draw_program(
     program: LoopProgram, *, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)] = 9
 ) -> CircuitGraph:
-    """The circuit that a program compiles to, as a graph; its expressions if it does not compile.
+    """The circuit that a program compiles to; its expressions if it does not compile.
 
     ``max_length``, the positions of the longest sequence, changes numbers of neurons and values.
 
@@ -144,7 +143,6 @@ def _expression_graph(
 
 
 def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
-    """The expressions that are nodes of a drawing, children before parents."""
     unseen = nodes.Full | nodes.Select
     every = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
     parents = Counter(child for node in every for child, _ in _reads(node))
@@ -176,7 +174,7 @@ def _reads(node: Expr) -> list[tuple[Expr, str]]:
 
 
 def _described(node: Expr, titles: Mapping[Expr, str]) -> tuple[str, str]:
-    """The name of a head or map, if it has one, and its computation in terms of titled nodes."""
+    """The name of a head or map, if any, and its computation in terms of titled nodes."""
 
     def text(x: Expr) -> str:
         return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=titles)

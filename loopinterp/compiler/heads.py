@@ -2,9 +2,8 @@
 
 A selection is a 0/1 matrix of key values against query values. Keys with equal rows form a class:
 the key writes its class, the query its relation to each class (or the reverse, if there are fewer
-query classes). The score is 1 where the relation holds, else 0; scaled up, attention is even over
-the selected keys. A head writes the share of each value among them. The shares give the common
-value, truncated mean, largest or smallest value, or the width; without a key they mean nothing.
+query classes). The score is 1 where the relation holds, else 0. Scaled up, attention is even over
+the selected keys, and a head writes the share of each value among them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class AttentionRelation:
 
     @property
     def name(self) -> str:
-        """The selection's part of feature names."""
         return self.select.name or code(self.select, short=True)
 
     @property
@@ -120,7 +118,7 @@ def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
-    """Codes that subtract 2 from the score for each position that a key is ahead of its query."""
+    """Codes that subtract 2 from the score for each position of a key ahead of its query."""
     positions = np.arange(len(indices.values))
     # [position, point]: one point for each position but the first, 1 from there on.
     ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
@@ -128,8 +126,6 @@ def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
 
 
 class AggregateHeads:
-    """The heads of a section."""
-
     def __init__(self, writer: FeatureWriter, indices: Feature) -> None:
         self._writer, self._indices = writer, indices
         self._heads: dict[tuple[Select, int], LoweredHead] = {}
@@ -139,7 +135,6 @@ class AggregateHeads:
     def aggregate(
         self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
     ) -> FeatureFunction:
-        """An aggregate as a function of features; the default where no key is selected."""
         witness, here = self._witness(relation), value
         if value.features:
             shares = self._shares(relation, value)

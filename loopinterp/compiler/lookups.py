@@ -45,7 +45,6 @@ class FeatureWriter:
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        """Write a feature in the first possible MLP, unless that takes too many layers."""
         if writes.layer >= MAX_LAYERS:
             expected = f"what at most {MAX_LAYERS} layers can compute, one after the other"
             fix = "Keep intermediate values in variables, and let loops do what repeats."
@@ -102,7 +101,6 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
 
 
 def has_few_rules(function: FeatureFunction | None) -> bool:
-    """Whether a function takes at most :data:`MOST_FUSED_RULES` rules."""
     return function is not None and decision_rules(function, MOST_FUSED_RULES) is not None
 
 
@@ -114,7 +112,7 @@ def thresholds(
 ) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
     """Units that cut the sum of reads into intervals, each with a value (``at``).
 
-    Levels are pairs of a threshold and the gap around it that the sum never enters, in order.
+    Levels are (threshold, gap around it that the sum never enters), in order.
     """
     units = [
         at_least(reads, threshold, gap, advance(values, before, after))
@@ -185,10 +183,10 @@ _Axes = tuple[int, ...]
 
 
 def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
-    """Few rules for a function, found by splitting; None if that takes more than ``most``.
+    """Few rules for a function, by splitting it by one feature after another; None if above
+    ``most``.
 
-    The function is split by one feature into its distinct restrictions, and so on. All orders of
-    features are tried, plain features before those that depend on them.
+    All orders of features are tried, plain features before those that depend on them.
     """
     values = np.unique(function.table)
     if len(values) > most:
@@ -215,7 +213,6 @@ class _RuleSearch:
         self._work = 0
 
     def rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
-        """The fewest rules of a table with these axes, if at most ``most``."""
         key = _key(table, axes)
         if key not in self._merged:
             self._merged[key] = _merge(table, axes)

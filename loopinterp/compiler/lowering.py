@@ -1,8 +1,8 @@
 """Stage 3, lower: the program as three sections of layers over persistent features.
 
-The prelude computes once what reads no variable; the block is ``step``, the coda ``finish``. Every
-expression becomes a function of features in the stream. It gets its own feature if a head must
-read it, if it is a variable, or if its table would be too large otherwise.
+The prelude computes once what reads no variable; the block is ``step``, the coda ``finish``. An
+expression gets its own feature if a head must read it, if it is a variable, or if its table would
+be too large.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     """Lower a program.
 
     Raises:
-        InputError: If an expression cannot be looked up by one layer; the message names it.
+        InputError: If one layer cannot look up an expression; the message names it.
     """
     tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
     indices = Feature("indices", tuple(range(source.max_length)), "indices")
@@ -205,7 +205,7 @@ class SectionLowering:
         )
 
     def _readable(self, node: Seq) -> FeatureFunction:
-        """An expression as a function that a head can read; it is stored if necessary."""
+        """An expression as a function that a head can read; stored if necessary."""
         if not self.functions[node].for_attention:
             self._store(node)
         return self.functions[node]

@@ -38,15 +38,11 @@ def near_misses(
 
     A mutation acts everywhere or at some tokens. It starts at the first loop from which the answers
     stay right, or else once clean runs are constant. Mutations that no interchange reveals are left
-    out.
+    out. Some may be equivalent to the original: see :func:`~loopinterp.programs.equivalence`.
 
     Args:
         most: Return at most this many, of as many kinds as possible; all by default.
         seed: Seed of the tokens at which some mutations act, of the inputs, and of the choice.
-
-    Returns:
-        Programs of the same task and T(n). Some are equivalent to the original: see
-        :func:`~loopinterp.programs.equivalence`.
 
     Example:
         >>> [miss.name for miss in near_misses("prefix_xor", most=1)]

@@ -71,7 +71,7 @@ def _place_scratch(section: LoweredSection, start: int) -> int:
     """Give scratch features the first coordinates that are free; return the end of those used."""
 
     def birth(feature: Feature) -> int:
-        """When it is written: 2 l for attention of layer l, 2 l + 1 for its MLP."""
+        """When it is written: 2 l by attention of layer l, 2 l + 1 by its MLP."""
         return 2 * feature.layer + (0 if feature.head is not None else 1)
 
     busy: list[tuple[int, int, int]] = []  # from, to, free again at

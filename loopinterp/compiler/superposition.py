@@ -2,8 +2,8 @@ r"""Superposition: the program in fewer dimensions than its features have direct
 
 The stream becomes h' = W h with a wide matrix W, the frame. Every read of h becomes the
 least-squares read of h' over the states of its site: with rows X that span them,
-:math:`X^\top (W X^\top)^+`. Down to some number of dimensions these reads are exact; below it
-features interfere, and a search minimises the interference.
+:math:`X^\top (W X^\top)^+`. Below some number of dimensions features interfere, and a search
+minimises the interference.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ def superpose(
 ) -> Compiled:
     """Hold the program in fewer dimensions than its features have directions.
 
-    Down to ``circuit.superposition.exact_d_model`` dimensions every read is unchanged, up to
-    rounding. This is the largest dimension that the states of one site span: the shares of a
-    feature's values add up to 1, and features never in the stream together may share directions.
-    With fewer dimensions values interfere. Units absorb some of it; :func:`check_disguise` and
-    :func:`compare_with_program` measure the rest.
+    Down to ``circuit.superposition.exact_d_model`` dimensions, the most that the states of one site
+    span, every read is unchanged, up to rounding. With fewer, values interfere;
+    :func:`check_disguise` and :func:`compare_with_program` measure how much.
 
     Args:
         d_model: Dimensions; by default the fewest in which it is exact.
@@ -79,8 +77,8 @@ def superpose(
 class _Frame:
     """The narrower stream as a function of the old one, by orthonormal rows.
 
-    Protected directions keep their own dimensions. The others are mixed in the rest, where inexact
-    erasure may leave a ``residue`` of this size.
+    Protected directions keep their own dimensions; inexact erasure may leave a ``residue`` of this
+    size in the rest.
     """
 
     protected: Float[Tensor, "protected d_model"]
@@ -89,11 +87,10 @@ class _Frame:
 
     @property
     def write(self) -> Float[Tensor, "new_d_model d_model"]:
-        """The matrix from the old stream to the new one."""
         return torch.cat([self.protected, self.mixed])
 
     def read(self, here: FeaturePoints) -> Float[Tensor, "d_model new_d_model"]:
-        """The best linear read of the old stream from the new one, over the states of a site."""
+        """The best linear read of the old stream over the states of a site."""
         x = here.span - here.span @ self.protected.mT @ self.protected  # [row, d_model]
         seen = x @ self.mixed.mT  # [row, mixed]
         if self.residue:  # ridge regression of x on what is seen of it, towards the plain read
@@ -108,9 +105,8 @@ class _Frame:
     ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"], Float[Tensor, " row"]]:
         """Rows that read the old stream as rows that read the new one.
 
-        Returns:
-            The rows; what to add to their biases, the middle of the interval of their errors
-            :math:`(w' W - w) x` over all states x of the site; and half its width.
+        Also what to add to their biases, the middle of the interval of their errors
+        :math:`(w' W - w) x` over all states x of the site, and half its width.
         """
         new = rows @ self.read(here)  # [row, new_d_model]
         low, high = here.extremes(new @ self.write - rows)
@@ -139,8 +135,8 @@ class _Stream:
     def protected(self) -> Float[Tensor, "protected d_model"]:
         """Directions with dimensions of their own in an inexact superposition.
 
-        These are what heads write and numbers, because errors in them grow, and the reads of heads
-        with uneven attention, because softmax enlarges errors of the score.
+        Errors grow in numbers and in what heads write, and softmax enlarges errors of uneven
+        attention.
         """
         how = ("mean", "max", "min", "count")
         uneven = {group.id for group in self.circuit.neurons if group.how in how}

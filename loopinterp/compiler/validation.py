@@ -1,9 +1,8 @@
 """Stages 1 and 2: which programs compile, and the finite set of values of every expression.
 
-Shorthands such as shifts are expanded. Each value gets a direction, so every set must be finite and
-small. Sets are found by abstract interpretation: an operation's set is the image of its arguments'
-sets; the variables' sets are the least that contain ``prepare`` and are closed under ``step``. They
-may contain values that never occur.
+Sets are found by abstract interpretation: an operation's set is the image of its arguments' sets;
+the variables' sets are the least that contain ``prepare`` and are closed under ``step``. Each value
+gets a direction, so every set must be small.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class ValidatedProgram:
 def validate(
     program: LoopProgram | str, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 ) -> ValidatedProgram:
-    """Expand the shorthands of a program, and find its selections."""
+    """Expand the shorthands (shifts) of a program, and find its selections."""
     program = get_program(program)
     # Every node with every shift in it replaced by what it stands for.
     plain = rewritten(
@@ -118,7 +117,6 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
 def applied(
     source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, args: Iterable[np.ndarray]
 ) -> np.ndarray:
-    """A table or an operation on arrays of one shape; see :func:`apply_operation`."""
     tensors = [torch.from_numpy(np.array(arg)) for arg in args]
     return apply_operation(node, tensors, source.where, possible=True).numpy()
 
@@ -158,10 +156,10 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
 def _of_operation(
     source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, known: _Known
 ) -> FeatureFunction:
-    """An operation as a function of the leaves of its arguments.
+    """An operation as a function of the leaves of its arguments, so that one read twice has one
+    value.
 
-    An argument that is read twice has one value, as in ``where(x > 0, x - 1, x)``. Beyond 2**16
-    combinations of leaves, the values of the arguments are combined instead.
+    Beyond 2**16 combinations of leaves, the values of the arguments are combined instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)

@@ -1,4 +1,4 @@
-"""From a looped model to its program, with the evidence, or the reason why there is none."""
+"""From a looped model to its program with the evidence, or a refusal."""
 
 from __future__ import annotations
 
@@ -76,9 +76,8 @@ class Decompiled(ShortRepr):
         automaton: Its transition table, with equivalent values merged.
         tolerance: Share of contexts in which states of one value may behave differently.
         consistency: Share of experiments that agree with the majority of their kind.
-        evidence: Evidence for ``closest`` on held-out inputs and interchanges: columns ``n``,
-            ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over
-            inputs).
+        evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
+            ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over inputs).
         unexplained: Of regions: the transitions at which runs leave ``automaton``
             (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
         read_at: Lengths that it was recovered at.
@@ -155,38 +154,37 @@ def decompile(
 ) -> Decompiled:
     """Recover a model's program from its states, by running interventions.
 
-    The program is assumed to be a cellular automaton that reads its input: each position has one of
-    a few values for its token, and a loop computes the next value from the tokens and values of
-    the position and its left neighbour. It is learnt like an automaton:
+    The program is assumed to be a cellular automaton: each position has one of a few values for its
+    token, and a loop computes the next one from the tokens and values of the position and its left
+    neighbour. It is learnt in three steps:
 
     1. States of a token with the same answers in every context are one value. States of every pair
        of neighbours are combined, one loop is run, and the new states are classified.
     2. The smallest such transition table is written as a program.
     3. Held-out inputs and interchanges decide the claim.
 
-    Each length is read separately; a program is given only if each reading holds at all lengths.
+    A program is given only if the reading at each length holds at all lengths.
 
-    Trained models rarely have sharp values. With ``sharp=False`` values are regions of the state
-    space, split wherever a run after an interchange leaves the table. If the state between loops is
-    a code of bits (``state_code``), all transitions are tried, and the smallest table is compared
-    with the registered programs exactly.
+    With ``sharp=False``, for trained models, values are regions of the state space, split wherever
+    a run after an interchange leaves the table. If the state between loops is a code of bits
+    (``state_code``), all transitions are tried, and the table is compared exactly with the
+    registered programs.
 
     Args:
-        model: Any looped model with at most :data:`MOST_TOKENS` tokens.
+        model: A looped model with at most :data:`MOST_TOKENS` tokens.
         n: Input lengths at which the program is recovered.
         lengths: Input lengths of the evidence. By default each n, n - 1, and a longer one: 3n / 2
             for the greatest n, or the greatest below it that the model takes.
-        farther: Further lengths, whose evidence does not decide whether a program is given.
-        tolerances: Tried in turn until one gives a program.
+        farther: Further lengths of the evidence, which do not decide whether a program is given.
+        tolerances: Shares of contexts in which states of one value may behave differently, tried in
+            turn until one gives a program.
         contexts: Contexts that define a state's behaviour.
         tries: Experiments for each pair of neighbours.
         most_values: Most values of a token.
         examples: Inputs of each distribution of the task.
-        sharp: Whether values are states that behave alike, up to ``tolerances``.
-        n_exchanges: Interchanges from which regions are learnt; half as many decide how many
-            regions there are.
-        across_loops: Learn half of the regions from states of another loop, and repair the table
-            on states that it gets wrong. The program must then predict such interchanges too.
+        n_exchanges: Interchanges from which regions are learnt; half as many decide their number.
+        across_loops: Learn half of the regions from states of another loop, which the program must
+            then predict too.
 
     Raises:
         InputError: If T(n) of the task is not linear in n.
@@ -247,7 +245,7 @@ def decompile(
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """One model with inputs of some lengths, and the lengths that its readings are judged on."""
+    """One model, with the lengths that it is read at and those that readings are judged on."""
 
     model: Any
     task: Task
@@ -370,7 +368,6 @@ class _Reader:
         regions: bool = False,
         program: LoopProgram | None = None,
     ) -> Decompiled:
-        """The program of a table, and whether it predicts the model well enough."""
         program = program or program_of(table, self.task, readable=not regions)
         parts = []
         generator = torch.Generator().manual_seed(self.seed + 1)

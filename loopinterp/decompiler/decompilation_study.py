@@ -52,14 +52,14 @@ class Decompilation(Result, kind="decompilation"):
         refused: Fields of the :class:`~loopinterp.decompiler.evidence.Refusal`, if any.
         claimed: Fields of the :class:`~loopinterp.decompiler.evidence.Claim`.
         identified: The registered program that it equals, decided exactly; else "".
-        code: The program, or the closest one, as code; "" if no table could be made.
+        code: The program, or the closest one, as code; "" without a table.
         sharp: Whether values are states that behave alike, or regions of states.
-        consistency: Share of experiments that agree with the majority of their kind.
+        consistency: As in :class:`~loopinterp.decompiler.Decompiled`.
         responses: :func:`~loopinterp.decompiler.response_times`, with words for tokens.
         unexplained: Of regions: left cell, cell, runs that leave the table there, transitions of
             that kind, and the share that deviates; the most frequent first.
-        graph: The program's circuit, a :class:`~loopinterp.figures.CircuitGraph` as JSON; empty if
-            there is no table or the graph is too large.
+        graph: The program's :class:`~loopinterp.figures.CircuitGraph` as JSON; empty without a
+            table or if too large.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -90,7 +90,7 @@ class Decompilation(Result, kind="decompilation"):
 
     @property
     def reason(self) -> str:
-        """Why no program is given, as a clause; "" if one is."""
+        """The refusal as a clause; "" if a program is given."""
         return str(Refusal(**self.refused)) if self.refused else ""
 
     def worst(self, what: str = "whole trajectory") -> xr.DataArray:
@@ -112,13 +112,8 @@ def decompilation_study(
 ) -> Decompilation:
     """Recover a model's program from its states, and save it with its evidence.
 
-    Sharp values are tried first, as compiled models have them; if they give no program, regions of
-    states (see :func:`decompile`).
-
-    Args:
-        n: Length of the inputs at which it is recovered, one or more.
-        lengths: Lengths of the evidence; by default as in :func:`decompile`.
-        n_exchanges: Interchanges from which regions are learnt.
+    Sharp values, which compiled models have, are tried first; if they give no program, regions of
+    states. Arguments are those of :func:`decompile`.
 
     Raises:
         InputError: If the model does not loop or has other tokens, or T(n) is not linear in n.
@@ -208,7 +203,7 @@ def _responses(
     return [[words[token], *map(int, rest)] for token, *rest in table.itertuples(index=False)]
 
 
-def _unexplained(result: Decompiled, words: dict[int, str], most: int = 20) -> list[list[Any]]:
+def _unexplained(result: Decompiled, words: dict[int, str]) -> list[list[Any]]:
     def cell(token: int, value: int) -> str:
         return words[token] + (f": {value}" if token >= 0 else "")
 
@@ -217,5 +212,5 @@ def _unexplained(result: Decompiled, words: dict[int, str], most: int = 20) -> l
             cell(row["left"], row["left_value"]), cell(row["token"], row["value"]),
             int(row["exits"]), int(row["steps"]), float(row["otherwise"]),
         ]
-        for row in result.unexplained.head(most).to_dict("records")
+        for row in result.unexplained.head(20).to_dict("records")
     ]  # fmt: skip

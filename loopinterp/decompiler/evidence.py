@@ -47,7 +47,7 @@ The evidence is of clean answers and of whole trajectories, at each length.
 def held_out(
     runs: Runs, program: LoopProgram, number: int, generator: torch.Generator
 ) -> pd.DataFrame:
-    """Evidence at one length: :func:`agreement` on three equal sets of interchanges.
+    """:func:`agreement` at one length, on three equal sets of interchanges.
 
     Sources have the base's loop; or any loop, with states rare in the program as frequent as common
     ones (*injected*); or a run has two interchanges.
@@ -76,8 +76,8 @@ def agreement(
 ) -> pd.DataFrame:
     """Shares of whole answers that the program predicts, with 95% intervals over inputs.
 
-    Clean runs are scored after every loop. Runs after effective interchanges are scored one and two
-    loops later, at the end, and at every loop (whole trajectories).
+    Clean runs are scored after every loop; runs after effective interchanges one and two loops
+    later, at the end, and at every loop (whole trajectories).
 
     Returns:
         Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
@@ -115,10 +115,7 @@ def estimates(counts: pd.DataFrame) -> np.ndarray:
 
 
 def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int]) -> list[int]:
-    """Lengths at which a program is checked: each n of ``read_at``, n - 1, and a longer one.
-
-    The longer one is 3n / 2 for the greatest n, or the greatest below it that the model takes.
-    """
+    """Lengths at which a program is checked by default; see :func:`decompile`."""
     longest = max(read_at)
     near = {m for n in read_at for m in (max(n - 1, 2), n)}
     for n in range(longest * 3 // 2, longest, -1):
@@ -148,8 +145,8 @@ class Claim(ShortRepr):
             length; 1 if none was tried.
         lengths: Input lengths of the check.
         read_at: Input lengths of the recovery.
-        transitions: Number of transitions, if the state is a code and all transitions that a run or
-            an interchange can make were tried; an exact program then holds at any length.
+        transitions: Their number, if the state is a code and all that a run or an interchange can
+            make were tried; an exact program then holds at any length.
     """
 
     grade: Literal["exact", "nearly", "none"]
@@ -230,16 +227,12 @@ class Claim(ShortRepr):
 
 @dataclass(frozen=True)
 class Refusal(ShortRepr):
-    """Why no program is given, as a code and the number that decided.
+    """Why no program is given, as a code and the number that decided; ``str`` puts it into words.
 
     Attributes:
-        code: ``many-tokens`` (the model reads ``value`` of them), ``many-values`` (a token has more
-            than ``value``), ``many-cells`` (``value`` pairs of them), ``reads-farther`` (share of
-            positions whose step reads beyond the left neighbour), ``starts-differ`` (tokens that
-            start with different values beside the same left neighbour), ``inconsistent`` (share of
-            experiments that differ from the majority), ``below-line`` (low end of ``kind`` of
-            evidence at length ``n``), ``nothing-to-check`` (no interchange changes an answer).
+        value: A count or a share, as the words below say.
         line: The threshold, if any.
+        kind, n: Kind and length of the evidence that is ``below-line``.
     """
 
     code: Literal[
@@ -269,7 +262,6 @@ _REFUSALS = {
 
 
 def below_line(evidence: pd.DataFrame) -> Refusal | None:
-    """The low end furthest below :data:`ENOUGH`, if any."""
     low: Any = evidence["low"].dropna()
     if not (evidence.loc[low.index, "what"] != CLEAN).any():
         return Refusal("nothing-to-check")

@@ -1,11 +1,8 @@
 """Exact reading: the whole transition table of a model or program, and the program it equals.
 
-If one loop reads only a position and its left neighbour, a position's next state is a function of
-two tokens and two states. If states are codes of bits, or values of a program's variables, each of
-the finitely many transitions is tried once. :attr:`CodeTable.sure` says whether rounding could
-change a table of codes. Tables are compared by joint refinement (Moore 1956). Training on answers
-leaves the first guess free, so a table equals a program *up to its first guess* if after the first
-loop it is in states that the program could be in.
+If a loop reads only a position and its left neighbour, and states are codes of bits or values of
+variables, each of finitely many transitions is tried. Tables are compared by joint refinement
+(Moore 1956). They may differ in the *first guess*, which training on answers leaves free.
 """
 
 from __future__ import annotations
@@ -59,7 +56,6 @@ class Surroundings(ShortRepr):
 
     @classmethod
     def of(cls, task: Task, lengths: Sequence[int], examples: int = 48) -> Surroundings:
-        """The neighbourhoods in inputs of some lengths, from every distribution."""
         batches = [inputs_of(task, (n,), examples, seed=0) for n in lengths]
         rows = [row for batch in batches for row in batch.inputs.tolist()]
         pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
@@ -94,9 +90,8 @@ class CodeTable(ShortRepr):
 
 
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
-    """Whether all transitions of a model can be tried.
-
-    This holds if its states between loops are codes, and a loop reads at most the left neighbour.
+    """Whether all transitions can be tried: states are codes, and a loop reads one token to the
+    left.
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False
@@ -134,7 +129,7 @@ def _stepped_codes(
 ) -> Float[Tensor, "transition bit"]:
     """The numbers whose signs are the bits of each position after one loop, in float64.
 
-    Columns are left token, left code, token, code; the first position has no left neighbour.
+    Columns are left token, left code, token, code.
     """
     assert model.code is not None
     at_edge = transitions[:, 0] == EDGE[0]
@@ -265,7 +260,7 @@ class SameProgram(ShortRepr):
 def same_program(
     table: TransitionTable, program: LoopProgram, inputs: Surroundings
 ) -> SameProgram | None:
-    """The program that a fully known table equals up to its first guess; else None."""
+    """The program, if a fully known table equals it up to its first guess; else None."""
     if not is_local(program) or set(table.sizes) - set(range(len(program.inputs))):
         return None
     tabulated = tabulate_program(program, inputs.pairs)
@@ -307,7 +302,7 @@ def _classes(
 
     Cells of a class have one token and one answer; any two of them beside any two of another class
     become cells of one class. ``recurring`` restricts this to cells that a step reaches from
-    recurring cells, as a start cell would separate its neighbours by one step.
+    recurring cells.
     """
     edge = (-1, EDGE)
     views, transitions = {}, []
@@ -334,7 +329,7 @@ def _classes(
 def with_first_guess(same: SameProgram) -> LoopProgram | None:
     """The program that a table equals, with the table's own first guess.
 
-    None if the program is never in that state, or it depends on the left neighbour's token.
+    None if the program is never in that state, or the guess depends on the left neighbour's token.
     """
     guess: dict[int, tuple[int, ...]] = {}
     for (_, token), values in same.first_guess.items():

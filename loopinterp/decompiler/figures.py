@@ -1,4 +1,4 @@
-"""Figures and findings of a decompilation: the program as code, its evidence, its table."""
+"""Figures and findings of a decompilation."""
 
 from __future__ import annotations
 
@@ -172,12 +172,11 @@ def _title(result: Decompilation) -> str:
     return "The recovered program" if result.given else "The closest program"
 
 
-def _short(code: str, *, longest: int = 160) -> str:
-    """Code without its longest tables."""
+def _short(code: str) -> str:
     lines = []
     for line in code.splitlines():
         name, brace, table = line.partition(": {")
-        if brace and len(line) > longest:
+        if brace and len(line) > 160:
             line = f"{name}: a table of {table.count(':')} entries"
         lines.append(line)
     return "\n".join(lines)
@@ -206,7 +205,6 @@ def _table(result: Decompilation) -> Figure:
 
 
 def _coloured(after: xr.DataArray) -> go.Figure:
-    """Answers as categories, as far as there are colours for them."""
     answers = np.unique(after.values[~np.isnan(after.values)])
     colours = [name for name in PALETTE if name != "grey"]
     titles: dict[str, Any] = {"x_title": "message", "y_title": "token: value"}

@@ -55,7 +55,6 @@ class Runs:
     def answers(
         self, inputs: Int[Tensor, "run pos"], states: Float[Tensor, "time run pos d_model"]
     ) -> Int[Tensor, "time run pos"]:
-        """The answer at every position; ``UNKNOWN`` where undecided."""
         bound = bind(self.model, inputs)
         return torch.stack([read_answers(bound.readout(h)) for h in states])
 
@@ -65,20 +64,16 @@ def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, 
 
 
 def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
-    """The model's own number of loops, or else T(n)."""
     rule = rule_of(model)
     return otherwise if rule is None else rule(n_positions)
 
 
 @torch.no_grad()
 def depends_elsewhere(
-    runs: Runs,
-    classify: Callable[[int, Tensor], Tensor],
-    generator: torch.Generator,
-    n_places: int = 256,
+    runs: Runs, classify: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> float:
     """Share of positions whose next value depends on more than they and their left neighbour."""
-    size, n_pos = runs.batch.inputs.shape
+    n_places, (size, n_pos) = 256, runs.batch.inputs.shape
     rows, others = torch.randint(size, (2, n_places), generator=generator)
     at = torch.randint(n_pos, (n_places,), generator=generator)
     loops = torch.randint(max(runs.n_loops, 1), (n_places,), generator=generator)
@@ -122,12 +117,7 @@ class Trajectories(ShortRepr):
 
 @dataclass(frozen=True, eq=False)
 class InterchangeTrajectories(ShortRepr):
-    """Runs that a transition table can be learnt from, and should predict.
-
-    Attributes:
-        clean: The clean runs of all inputs.
-        changed: Runs from an interchange on.
-    """
+    """Clean runs of all inputs, and ``changed`` ones from an interchange on."""
 
     clean: Trajectories
     changed: Trajectories
@@ -138,7 +128,7 @@ class InterchangeTrajectories(ShortRepr):
     def drawn(
         cls, runs: Runs, number: int, generator: torch.Generator, *, across_loops: bool = False
     ) -> InterchangeTrajectories:
-        """Draw interchanges, as many ineffective ones as effective ones."""
+        """Draw as many ineffective interchanges as effective ones."""
         pairs = drawn_pairs(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
         every = cls.after(runs, pairs)
         effective = (every.differ & every.counted).any(-1).any(0)

@@ -4,8 +4,7 @@ Left cells with the same effect on every cell send the same *message*, and a loo
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-Several numberings of the values are tried. Each table is written as a short expression of the
-tables of tokens that the task's programs name, if there is one. The shortest program is returned.
+Several numberings of the values are tried; the shortest program is returned.
 """
 
 from __future__ import annotations
@@ -141,7 +140,6 @@ def response_times(
     k more in one that holds an unsupported carry for k loops.
 
     Args:
-        table: The transition table.
         tokens: Inputs whose runs define which messages occur after ``n_loops``.
         most_loops: Loops within which a position must follow.
 
@@ -261,10 +259,7 @@ def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
 
 
 def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
-    """Value numbers: 0 for the commonest start of a token, then by the effect of messages on it.
-
-    Tokens that work alike get the same numbers.
-    """
+    """Value numbers: 0 for the commonest start of a token, then by the effect of messages on it."""
     numbers: dict[Cell, int] = {}
     for token, size in table.sizes.items():
         first = [value for (_, t), value in table.starts.items() if t == token] or [0]
@@ -280,11 +275,9 @@ def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
     return numbers
 
 
-def _renumberings(
-    messages: Messages, values: Mapping[Cell, tuple[int, ...]], *, most_tried: int = 5
-) -> Iterator[Messages]:
+def _renumberings(messages: Messages, values: Mapping[Cell, tuple[int, ...]]) -> Iterator[Messages]:
     """Messages with the numbers of their effects, or of their senders, if possible."""
-    if messages.n > most_tried:  # in every order
+    if messages.n > 5:  # too many to try every order
         yield messages
         return
     becoming = [(m, values[cell[0], v][0]) for (cell, m), v in messages.becomes.items()]
@@ -305,7 +298,6 @@ _Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]  # prepare, step
 
 
 def _length(expressions: _Expressions) -> int:
-    """Nodes of all expressions, plus two for each entry of an unnamed table."""
     prepare, step, finish = expressions
     every = [*prepare.values(), *step.values(), finish]
     tables = [n for n in postorder(every) if isinstance(n, TokMap) and not isinstance(n.x, Tokens)]
@@ -367,9 +359,8 @@ class _Writer:
     ) -> Seq:
         """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        The value -1 of a cell stands for all values of its token. ``left`` is a sequence to the
-        left, its value in each case and the number of its values; ``atoms`` are further building
-        blocks.
+        Value -1 of a cell stands for all of its token. ``left`` is a sequence to the left, its
+        value in each case and the number of its values; ``atoms`` are further building blocks.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]

@@ -1,9 +1,8 @@
 """Values of a trained model as regions of states, split where a run leaves the table.
 
-Refinement seeks the coarsest partition with which a table predicts the model, starting from the
-answers. Where a run leaves the table, pairs of neighbours with the same values become different
-ones. Planes in either's states that separate the two cases are candidates; the one that makes the
-table right about most runs is taken. :func:`against_counterexamples` adds states of any loop.
+Where that happens, pairs of neighbours with the same values become different ones. Planes in
+either's states that separate the two cases are candidates; the one that makes the table right about
+most runs is taken.
 Source: counterexample-guided abstraction refinement (Clarke et al., CAV 2000) on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
 """
@@ -62,8 +61,7 @@ class Cut(ShortRepr):
 class StateRegions(ShortRepr):
     """Where the states of each value lie: by the answer read there, then by the cuts in turn.
 
-    Attributes:
-        answers: Token -> the answers of its states; their indices are the first values.
+    The first values of a token are its ``answers``.
     """
 
     answers: Mapping[int, tuple[int, ...]]
@@ -140,7 +138,8 @@ def against_counterexamples(
     most_values: int,
     generator: torch.Generator,
 ) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
-    """Repair a refinement's table; if that is not enough, refine again and repair.
+    """Repair a refinement's table on states of any loop; if that is not enough, refine again on
+    them.
 
     Returns the refinement with fewer wrong runs in a fresh draw, the runs it was made from, and
     those held out (``others``). At each length ``number`` states are put in.
@@ -203,10 +202,7 @@ class _Stage:
 
 
 def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> list[_Stage]:
-    """The best next stage, or the next two if no single cut helps; none if neither does.
-
-    Each cut must add ``least_gain`` to the score.
-    """
+    """The best next stage, or the next two if no single cut helps; none if neither does."""
     tried = [(kind, stage.after(cut)) for kind, cut in _cuts(stage, 6, most_values)]
     tried.sort(key=lambda each: -each[1].score)
     if not tried:
@@ -278,7 +274,6 @@ def _examples(
 def _plane(
     states: Float[Tensor, "example d_model"], beyond: Bool[Tensor, " example"]
 ) -> tuple[Float[Tensor, " d_model"], float]:
-    """The plane that separates the examples best (logistic regression)."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

@@ -1,8 +1,7 @@
 """Sharp values by experiment: states that behave alike are one value, and pairs are tried.
 
 A context is an input, a position with the state's token, and a loop. A state's *behaviour* is the
-list of answers after it is put in, in every context. Two states of a token are one value if their
-behaviours are equal. Then states of every pair of neighbours are combined, and one loop is run.
+list of answers after it is put in, in every context.
 
 Source: distinguishing experiments of automaton learning (Angluin, Information and Computation 75,
 1987), by interchange interventions (arXiv 2106.02997).
@@ -52,7 +51,7 @@ class TokenValues:
     def of(
         cls, runs: Runs, token: int, n: int, generator: torch.Generator, tolerance: float = 0.0
     ) -> TokenValues:
-        """Contexts of a token, drawn in the first half of the runs to leave many loops after."""
+        """Contexts drawn in the first half of the runs, to leave many loops after."""
         places = (runs.batch.inputs == token).nonzero()
         drawn = places[torch.randint(len(places), (n,), generator=generator)]
         loop = torch.randint(runs.n_loops // 2 + 1, (n,), generator=generator)
@@ -126,7 +125,6 @@ class TokenValues:
         return torch.tensor(values, dtype=torch.long)
 
     def state(self, value: int, turn: int) -> Float[Tensor, " d_model"]:
-        """One of the states of a value, another one each turn."""
         return self.states[value][turn % len(self.states[value])]
 
 
@@ -150,7 +148,6 @@ class Experiments:
     """States of all values, put in at positions with their tokens.
 
     Attributes:
-        values: Values of each token.
         tries: Experiments of each kind.
         most: Most values of a token; a further one becomes the closest of these.
     """
@@ -180,9 +177,7 @@ class Experiments:
             starts[left, token] = Counter(first.tolist())
         return starts
 
-    def tabulate(
-        self, starts: Mapping[tuple[int, int], Counter[int]], *, most_pairs: int = 2500
-    ) -> TransitionTable | None:
+    def tabulate(self, starts: Mapping[tuple[int, int], Counter[int]]) -> TransitionTable | None:
         """Try every pair of cells that can be neighbours, and the cells that they become.
 
         Returns the majority table of the experiments; None if there are too many pairs.
@@ -199,7 +194,7 @@ class Experiments:
             ]
             if not untried:
                 break
-            if len(steps) + len(untried) > most_pairs:
+            if len(steps) + len(untried) > 2500:
                 return None
             after = self._stepped(untried)
             for token in values:
@@ -229,11 +224,9 @@ class Experiments:
         )
 
     @torch.no_grad()
-    def _stepped(
-        self, pairs: Sequence[tuple[Cell, Cell]], *, at_a_time: int = 1024
-    ) -> Float[Tensor, "pair try d_model"]:
+    def _stepped(self, pairs: Sequence[tuple[Cell, Cell]]) -> Float[Tensor, "pair try d_model"]:
         """A position's state after one loop from two states put in, all else as in a clean run."""
-        runs, after = self.runs, []
+        runs, after, at_a_time = self.runs, [], 1024
         each = [(pair, turn) for pair in pairs for turn in range(self.tries)]
         for start in range(0, len(each), at_a_time):
             some = each[start : start + at_a_time]

@@ -1,9 +1,7 @@
 """Predictions of a transition table: counted from runs, compared with runs, and repaired.
 
-A table holds what most cells of each kind become. Its *prediction* follows it from the start, or
-from an interchange. A run leaves the table where a position first gets another value than the table
-says after it and its left neighbour had the predicted ones. An entry of a rare pair may be wrong;
-it is repaired by trying each other value.
+A run leaves the table where a position first gets another value than the table says after it and
+its left neighbour had the predicted ones.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ def count_table(
     """Count what most cells of each kind become.
 
     Args:
-        runs: Runs of each length.
         values: For each length, values of clean and changed runs [time, run, pos].
         sizes: Token -> number of its values.
     """
@@ -76,7 +73,6 @@ def count_table(
 def _counted(
     places: Int[Tensor, "time run pos"], within: Bool[Tensor, "time run"], table: Tensor
 ) -> Tensor:
-    """How often each entry of a table is used before a run is over."""
     beyond = table.numel()
     if not within.all():  # one place behind the table collects the others
         places = places.masked_fill(~within[..., None], beyond)
@@ -262,8 +258,7 @@ def repaired_on_draws(
 def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> TransitionTable:
     """Change one entry after another, as long as fewer runs are wrong than before.
 
-    Entries that wrong runs use most, relative to all runs, are tried. Entries used in these runs
-    count as known afterwards.
+    Entries used in the runs count as known afterwards.
     """
     n_changes, n_entries, n_right, n_promising = 40, 16, 500, 4
     for _ in range(n_changes):

@@ -101,16 +101,13 @@ class TransitionTable(ShortRepr):
         *,
         most: int | None = None,
     ) -> tuple[TransitionTable, dict[Cell, V]] | None:
-        """The table of every cell that a run or an interchange can make.
+        """The table of every cell that a run or an interchange can make, with each cell's value.
 
         Args:
             start: (left token or -1, token) -> value before the first loop, for all neighbours.
             step: The value after one loop of each transition.
             answer: The answer of each token and value.
-            most: Most cells.
-
-        Returns:
-            The table, and the value of each of its cells; None if there are more than ``most``.
+            most: None is returned beyond so many cells.
         """
         values: dict[int, list[V]] = {token: [] for _, token in start}
         for (_, token), value in start.items():
@@ -173,7 +170,7 @@ class TransitionTable(ShortRepr):
 
     @cached_property
     def answer_of(self) -> dict[Cell, int]:
-        """Cell -> its answer."""
+        """The answer of each cell."""
         return {cell: int(self.answers[cell]) for cell in self.cells}
 
     def run(
@@ -287,7 +284,7 @@ def moore_classes(
     Args:
         views: Cell -> its appearance at the start.
         transitions: Left cell (``edge`` for none), cell, and the next cell.
-        by_class: Whether neighbours of one class count as one neighbour.
+        by_class: Whether neighbours of one class count as one.
     """
 
     def numbered(views: Mapping[C, object]) -> dict[C, int]:

@@ -12,7 +12,6 @@ from loopinterp.core.storage import write_json
 from loopinterp.edges.edge_study import EdgeStudy
 from loopinterp.edges.unrolled_graph import INPUT, READOUT, Component, UnrolledGraph
 
-_COLUMNS = ("input", "all positions")
 _WRITES = {"head": "attn.hook_z", "mlp": "hook_mlp_out"}
 
 
@@ -28,13 +27,10 @@ def write_attribution_graph(
 ) -> Path:
     """Write an unrolled circuit as JSON for the viewers of circuit-tracer and Neuronpedia.
 
-    A node is a component in one loop. Its ``layer`` is the number of its layer in the unrolled run:
-    layer ``l`` of loop ``t`` stands at ``n_prelude + t n_layers + l``. Further keys of a node hold
-    its ``address``, ``component``, ``loop`` and ``head``, which viewers ignore. A link's weight is
-    the edge's effect, the mean over examples; effects on queries, keys and values are added up.
-
-    An edge study has no positions: the graph has one column for the input, and one for all
-    positions of all examples.
+    A node is a component in one loop: layer ``l`` of loop ``t`` stands at ``n_prelude + t n_layers
+    + l``. Its ``address``, ``component``, ``loop`` and ``head``, which viewers ignore, are further
+    keys. A link's weight is the edge's mean effect; effects on queries, keys and values are added
+    up. The graph has one column for the input, and one for all positions of all examples.
 
     Args:
         result: The study, whose score must have effects of unrolled edges.
@@ -45,8 +41,7 @@ def write_attribution_graph(
         prompt: Text above the graph; by default a count of examples and loops.
 
     Raises:
-        InputError: If the study has no such score, the score no effects of unrolled edges, or the
-            circuit no edges.
+        InputError: If there is no such score of unrolled edges, or the circuit has no edges.
 
     Source: the JSON schema of Neuronpedia (``graph-schema.json``), and circuit-tracer 0.5.
     """
@@ -141,7 +136,8 @@ def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, 
     else:
         kind = "norm" if part.norm else "attention head" if part.head is not None else "mlp"
         layer, column = part.number, 1
-        numbered, js = _paired(layer, place), f"{layer}_{place}-0"
+        # The format's version 1 numbers features by Cantor's pairing.
+        numbered, js = math.comb(layer + place + 1, 2) + place, f"{layer}_{place}-0"
         loop = "" if part.loop is None else f"loop {part.loop}: "
         label = f"{loop}{part.tied}"
         more["address"] = _address(part)
@@ -160,7 +156,6 @@ def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, 
 
 
 def _address(part: Component) -> str:
-    """The name of the hook that passes what a component writes."""
     where = f"{part.section}.{part.layer}."
     if part.section == "block":
         where = f"loops.{part.loop}.blocks.{part.layer}."
@@ -171,11 +166,6 @@ def _address(part: Component) -> str:
     return where + _WRITES["mlp" if part.head is None else "head"]
 
 
-def _paired(x: int, y: int) -> int:
-    """Cantor's pairing: the number of a feature in the format's version 1."""
-    return math.comb(x + y + 1, 2) + y
-
-
 def _metadata(result: EdgeStudy, score: str, slug: str, scan: str, prompt: str) -> dict[str, Any]:
     import loopinterp
 
@@ -184,7 +174,8 @@ def _metadata(result: EdgeStudy, score: str, slug: str, scan: str, prompt: str) 
         "slug": slug,
         "scan": scan,
         "transcoder_list": [],
-        "prompt_tokens": list(_COLUMNS),  # viewers drop nodes that fill more than 2/3 of them
+        # Viewers drop nodes that fill more than 2/3 of these columns.
+        "prompt_tokens": ["input", "all positions"],
         "prompt": prompt or examples,
         "schema_version": 1,
         "info": {

@@ -11,7 +11,7 @@ source's run, as a share of the change from base to source. With w the weight of
 ``eap_ig`` averages such gradients while the input goes from base to source. ``edge_ig`` averages
 them while the weights of all edges go from 0 to 1,
 :math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`, so that all effects sum to the whole
-change. Thresholds are flat at both ends, where the gradient of ``eap`` is 0.
+change.
 
 A circuit is the model with the source's values on all other edges. Its *faithfulness* is 1 for the
 whole graph, 0 for no edge:
@@ -62,11 +62,11 @@ class Integral:
     """How well the scores of a path add up to the change of the metric.
 
     Attributes:
-        n_gradients: Gradients in all edges that were averaged, each of all examples.
+        n_gradients: Gradients in all edges that were averaged.
         n_slopes: Slopes along the path that chose their places (adaptive rule).
         gap: Absolute difference of the mean over examples, as a share of the change.
-        largest_gap: The same of the worst example, as a share of the mean change.
-        estimated: The rule's own estimate, the mean over examples; NaN of the midpoint rule.
+        largest_gap: The same of the worst example.
+        estimated: The rule's own estimate of the gap; NaN of the midpoint rule.
     """
 
     n_gradients: int
@@ -114,12 +114,12 @@ class EdgeEffects:
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """The control scores; an adapted model names its weights otherwise, without magnitudes."""
+        """The control scores; no magnitudes for an adapted model: its weights have other names."""
         return CONTROLS if isinstance(self.model, LoopedTransformer) else CONTROLS[1:]
 
     @cached_property
     def _changes(self) -> Float[Tensor, " batch"]:
-        """What the effects of each example add up to: its own change, of the mean one."""
+        """What the effects of each example add up to, as a share of the mean change."""
         return self.replaced(self.graph.edges).double()
 
     def _nodes(
@@ -136,7 +136,6 @@ class EdgeEffects:
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
     def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
-        """The share of the metric with the source's values on all other edges."""
         return 1 - float(self.replaced(~circuit).mean())
 
     def scores(
@@ -213,7 +212,6 @@ class EdgeEffects:
                 return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
     def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
-        """Sums over the edges of each tied edge."""
         index, is_edge = self.graph.tied_index, self.graph.edges
         total = effects.new_zeros(len(self.graph.tied_edges), effects.shape[-1])
         # Each edge [edge, batch] is added at the number of its tied edge.
@@ -327,7 +325,6 @@ class TiedCircuits:
         return circuit
 
     def minimality(self, circuit: Bool[Tensor, " tied"]) -> Float[Tensor, " tied"]:
-        """Loss of faithfulness without each edge of a circuit; NaN for other edges."""
         full = self.faithfulness(circuit)
         cost = torch.full((self._n,), float("nan"), dtype=torch.float64)
         for edge in circuit.nonzero().flatten().tolist():
@@ -339,7 +336,6 @@ class TiedCircuits:
     def completeness(
         self, circuit: Bool[Tensor, " tied"], generator: torch.Generator
     ) -> Completeness:
-        """How far model and circuit differ without parts of the circuit."""
         every = torch.ones_like(circuit)
         gaps = []
         for _ in range(10):

@@ -5,9 +5,7 @@ Of sender s, receiver r sees
 .. math:: \text{seen}_{s \to r} = v_s + w_{s r} (d_s - v_s)
 
 with :math:`v_s` the sender's output in this run, :math:`d_s` a value in its place (by default from
-the source's run), and w the weight of the edge. Path patching, circuits and gradients of edges are
-such runs with different weights. Receivers with equal weights share a stream
-(:mod:`.edge_streams`). Adapted models run in :mod:`.published_runs`.
+the source's run), and w the weight of the edge. Receivers with equal weights share a stream.
 """
 
 from __future__ import annotations
@@ -85,7 +83,6 @@ class EdgeRuns:
         return model.unembedding(h), torch.stack(run.outputs)
 
     def _layer(self, layer: Any, run: Streams, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
-        """The streams after a :class:`Layer`, and those of the injected input."""
         context = self._context.outside_the_loop() if e is None else self._context
         heads, tap = next(run.stages), _KeepZ()
         rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS[:3]}
@@ -114,7 +111,6 @@ class EdgeRuns:
 def _read(
     layer: Any, sublayer: str, h: Tensor, e: Tensor | None, row: int | list[int]
 ) -> Float[Tensor, "*row batch pos d_model"]:
-    """The input of a sublayer in some streams: normed, with injection."""
     norm, recall = getattr(layer, f"ln{sublayer}"), getattr(layer, f"recall{sublayer}")
     x = h[row] if norm is None or layer.norms_sum else norm(h[row])
     if e is None or not layer.injects:
@@ -132,7 +128,6 @@ class _KeepZ(Tap):
 
 
 def edge_runs(model: Any, graph: UnrolledGraph, inputs: Tensor) -> EdgeRuns | PublishedRuns:
-    """The runs of a model on some inputs."""
     if isinstance(model, LoopedTransformer):
         return EdgeRuns(model, graph, inputs)
     return PublishedRuns(model, graph, inputs)
@@ -198,9 +193,9 @@ def path_patching(
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
-    and its other inputs as in the base's run; components after r run on. Components ``through``
-    see s too; only receivers and one another see their new output. For the direct effect of r
-    on the logits, go *through* r to ``readout``.
+    and its other inputs as in the base's run; components after r run on. Components ``through`` see
+    s too, and are seen by receivers and one another. For the direct effect of r on the logits, go
+    *through* r to ``readout``.
 
     Args:
         model: A ``LoopedTransformer``, or an adapted model with separate heads and MLPs.

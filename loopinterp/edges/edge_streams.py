@@ -1,12 +1,9 @@
-"""The residual streams of a run, one for each receiver that sees other values.
-
-Of sender s, receiver r sees :math:`v_s + w_{sr} (d_s - v_s)`; see :mod:`.edge_runs`.
-"""
+"""The residual streams of a run, one for each receiver that sees other values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,9 +17,9 @@ if TYPE_CHECKING:
 class Streams:
     """The streams of a run, ``[row, batch, pos, d_model]``, and the row of each receiver.
 
-    Rows are in the order of their last reading; rows that are no longer needed are dropped, so row
-    k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of
-    the senders so far.
+    Rows are in the order of their last reading, and dropped after it, so row k is at ``k -
+    dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of the senders so
+    far.
     """
 
     def __init__(
@@ -61,7 +58,6 @@ class Streams:
 
     @property
     def n_rows(self) -> int:
-        """Rows that have not been dropped."""
         return self._n_rows - self._dropped
 
     def drop(self, stage: int) -> None:
@@ -70,7 +66,6 @@ class Streams:
             self._dropped += 1
 
     def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
-        """The rows that will be read again."""
         return h[self._dropped - self._n_rows :]
 
     def write(
@@ -84,41 +79,45 @@ class Streams:
 
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
         """Sum of the next senders' outputs as each stream sees them."""
-        first = len(self.outputs)
-        self.outputs += outputs
-        values = torch.stack(outputs)  # [sender, batch, pos, d_model]
+        values, change = self._next(outputs)
         total = values.sum(0)
-        weights = self._weights
-        if weights is not None:
-            weights = weights[first : len(self.outputs), self._dropped :]
-        if weights is None or not (weights.requires_grad or weights.any()):
-            return total.expand(self._n_rows - self._dropped, *total.shape)
-        assert self._values is not None  # there are no weights without them
-        change = self._values[first : len(self.outputs)]
-        change = change if self._added else change - values
+        if change is None:
+            return total.expand(self.n_rows, *total.shape)
         # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
-        axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
-        return total + torch.einsum(axes, weights, change)
+        axes = "sr,sbpd->rbpd" if change.weights.dim() == 2 else "srb,sbpd->rbpd"
+        return total + torch.einsum(axes, *change)
 
     def mixed(self, outputs: list[Tensor]) -> Float[Tensor, "row sender batch pos width"]:
         """The next senders' outputs as each stream sees them, sender by sender."""
         if self.detached:
             outputs = [x.detach() for x in outputs]
-        first = len(self.outputs)
-        self.outputs += outputs
-        values = torch.stack(outputs)  # [sender, batch, pos, width]
-        weights = self._weights
-        if weights is not None:
-            weights = weights[first : len(self.outputs), self._dropped :]
-        if weights is None or not (weights.requires_grad or weights.any()):
+        values, change = self._next(outputs)
+        if change is None:
             return values.expand(self.n_rows, *values.shape)
+        # w [sender, row(, batch)] times d - v [sender, batch, pos, width], each for itself.
+        axes = "sr,sbpd->rsbpd" if change.weights.dim() == 2 else "srb,sbpd->rsbpd"
+        return values + torch.einsum(axes, *change)
+
+    def _next(
+        self, outputs: list[Tensor]
+    ) -> tuple[Float[Tensor, "sender batch pos width"], _Change | None]:
+        """The next senders' outputs, and what streams see instead, if any sees something else."""
+        senders = slice(len(self.outputs), len(self.outputs) + len(outputs))
+        self.outputs += outputs
+        values, weights = torch.stack(outputs), self._weights
+        if weights is not None:
+            weights = weights[senders, self._dropped :]
+        if weights is None or not (weights.requires_grad or weights.any()):
+            return values, None
         assert self._values is not None  # there are no weights without them
         # A head's part is narrower than d_model, and filled up with zeros.
-        change = self._values[first : len(self.outputs), ..., : values.shape[-1]]
-        change = change if self._added else change - values
-        # w [sender, row(, batch)] times d - v [sender, batch, pos, width], each for itself.
-        axes = "sr,sbpd->rsbpd" if weights.dim() == 2 else "srb,sbpd->rsbpd"
-        return values + torch.einsum(axes, weights, change)
+        other = self._values[senders, ..., : values.shape[-1]]
+        return values, _Change(weights, other if self._added else other - values)
+
+
+class _Change(NamedTuple):
+    weights: Float[Tensor, "sender row *batch"]
+    difference: Float[Tensor, "sender batch pos width"]
 
 
 def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:

@@ -53,8 +53,7 @@ class EdgeStudy(Result, kind="edges"):
     """The result of :func:`edge_study`.
 
     Effects are shares of the change of the metric from base to source, NaN where there is no edge.
-    The scores ``magnitude`` and ``random`` are controls with their own scales. Lag 2 stands for
-    all larger ones.
+    Lag 2 stands for all larger ones.
 
     Arrays:
         effect: Effect of each edge of the unrolled graph, mean over examples.
@@ -64,7 +63,7 @@ class EdgeStudy(Result, kind="edges"):
         faithfulness: Faithfulness of the edges of highest score, in either graph, at MIB's shares.
         curve: Faithfulness of that many tied edges of highest score.
         pruned: 1 for tied edges that greedy pruning keeps, 0 for others.
-        minimality: Loss of faithfulness without each edge that is kept.
+        minimality: Loss of faithfulness without each of these.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -169,33 +168,29 @@ def edge_study(
     metric: Metric | None = None,
     seed: Seed = 0,
 ) -> EdgeStudy:
-    r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
+    """Score the edges between components, unrolled and tied, and choose circuits by the scores.
 
     Effects are those of :mod:`~loopinterp.edges.edge_effects`: ``exact`` by a run (for tied edges
     at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``;
-    of a ``LoopedTransformer`` only) and random scores are controls. Circuits are the edges of
-    highest score, and the tied edges that greedy pruning keeps.
+    of a ``LoopedTransformer`` only) and random scores are controls.
 
     Args:
         model, base, source, n_loops, neurons: As for :func:`path_patching`.
         split: Whether queries, keys and values are separate receivers.
-        stream_norms: Of an adapted model, what norms of the stream itself are: parts of edges,
-            which lead through them over any number of loops (``edges``), or components of their
-            own, at which edges end and begin (``nodes``), with far fewer edges.
+        stream_norms: Of an adapted model: whether edges lead through norms of the stream
+            (``edges``), or end and begin at them (``nodes``; far fewer edges).
         n_steps: Points of each path, 10 by default; at most so many of the adaptive rule (3000).
-        rule: Points at the middles of equal parts (``midpoint``), or denser, for each example,
-            where the metric changes fast (``adaptive``). ``result.integrals`` has the gap.
-        tolerance: Of the adaptive rule: the mean over examples of the estimated error of the sum of
-            all scores, as a share of the change.
+        rule: Points at the middles of equal parts (``midpoint``), or denser where the metric
+            changes fast (``adaptive``). ``result.integrals`` has the gap.
+        tolerance: Of the adaptive rule: the estimated error of the sum of all scores, as a share of
+            the change.
         unrolled_exact: Whether to run each edge of the unrolled graph too (many runs).
-        rank_by: Edges are chosen by mean absolute effect over examples (``size``), or by the
-            absolute value of the mean (``effect``), as published.
+        rank_by: By mean absolute effect over examples (``size``), or by the absolute mean
+            (``effect``), as published.
         threshold: Pruning removes an edge if faithfulness changes by less than this.
         curve_points: Most numbers of tied edges at which faithfulness is measured.
-        scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
-            inputs alone.
-        metric: Maps logits to one number for each example ``[batch]``; by default the logit of the
-            source's answer less that of the base's.
+        scored, metric: As for :func:`~loopinterp.interventions.patching_sweep`; a metric gives one
+            number for each example ``[batch]``.
 
     Raises:
         InputError: If the model's stream cannot be read as nodes and edges, or base and source have
@@ -275,10 +270,10 @@ def edge_study(
 def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame:
     """AUROC and average precision of every score and control, against a known circuit.
 
-    A row for each graph, score, truth and ranking (by ``size`` or ``effect``). Edges of wiping
-    (:func:`.wiping_edges`) have effects, but no part in the program: the truth ``program`` leaves
-    them out, ``program, wiping wrong`` counts them as wrong, ``program or wiping`` as true. An edge
-    of the unrolled graph is true if its tied edge is.
+    A row for each graph, score, truth and ranking (by ``size`` or ``effect``). The truth
+    ``program`` leaves edges of wiping (:func:`.wiping_edges`) out, ``program, wiping wrong`` counts
+    them as wrong, ``program or wiping`` as true. An edge of the unrolled graph is true if its tied
+    edge is.
     """
     import pandas as pd
 
@@ -346,7 +341,6 @@ class _TiedAxes:
 
 
 def _masked(values: Tensor, graph: UnrolledGraph) -> np.ndarray:
-    """Values [sender, receiver], NaN where there is no edge."""
     return np.where(graph.edges.numpy(), values.numpy(), np.nan)
 
 
@@ -358,7 +352,6 @@ def _circuit_arrays(
     rank_by: str,
     counts: list[int],
 ) -> dict[str, Any]:
-    """Faithfulness of the edges of highest score, [graph, score, share] and [score, kept]."""
     edges = effects.graph.edges
 
     def ranked(x: Tensor) -> Tensor:

@@ -94,7 +94,6 @@ def layout_of(
 
 
 def norms_in(sites: Iterable[str]) -> list[str]:
-    """The norms among some components."""
     return [name.removesuffix(_NORMED) for name in sites if name.endswith(_NORMED)]
 
 
@@ -115,7 +114,6 @@ def _written(sites: Sites) -> Iterator[str]:
 
 
 def _need_parts(place: str, sites: Sites) -> None:
-    """Raise unless a layer has separate heads and MLP."""
     for part, name in (("heads", "attn.hook_z"), ("an MLP", "hook_mlp_out")):
         if name not in sites:
             raise _unplaced(f"{place} without {part} (no {name!r})")
@@ -124,7 +122,6 @@ def _need_parts(place: str, sites: Sites) -> None:
 
 
 def _unplaced(got: str) -> InputError:
-    """The error where a model cannot be read as nodes and edges."""
     expected = "one whose layers write to the stream by separate heads and MLPs"
     fix = "Patch whole activations (patching_sweep), or write an adapter with these hooks."
     return InputError("model", expected=expected, given=got, fix=fix)

@@ -3,9 +3,8 @@
 A compiled model's `Circuit` has edges between components and features. Here each writer and reader
 of a feature make an edge, with the lag of its tied edge: 1 through a variable, else 0.
 
-A component's output stays in the stream for all later readers of its direction, even after another
-component has wiped it. These edges of *wiping* have effects, which cancel in pairs, and no part in
-the program.
+Later readers of a direction see its writer's output and another component's wiping of it. These
+edges of *wiping* have effects, which cancel in pairs, and no part in the program.
 """
 
 from __future__ import annotations
@@ -81,9 +80,8 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
 def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
     """The edges of wiping: from a wiped feature's writer, and from the neurons that wipe it.
 
-    Scratch is wiped by the layer that reads it last, variables by the block's last layer. All later
-    readers of the direction see both. Arguments are those of :func:`program_edges`, whose edges are
-    left out here.
+    Scratch is wiped by the layer that reads it last, variables by the block's last layer. Arguments
+    are those of :func:`program_edges`, whose edges are left out.
     """
     wires = _Wires(known, neurons=neurons)
     writes, reads = [*wires.writes, *wires.wipes], [*wires.reads, *((f, w) for w, f in wires.wipes)]
@@ -104,10 +102,10 @@ def as_circuit(
 ) -> Circuit:
     """Edges between components as a `Circuit`, to be drawn, saved, unrolled and compared.
 
-    An edge within a loop carries a scratch feature of its sender; an edge to a later loop, or out
-    of the loop, a variable. Edges over two loops or more become edges to the next one. The circuit
-    has no directions, and its selectors mean nothing. An end may be the name of a hook:
-    ``blocks.0.attn.hook_z`` is each head of that layer.
+    An edge within a loop carries a scratch feature of its sender, others a variable; edges over two
+    loops or more become edges to the next one. The circuit has no directions, and its selectors
+    mean nothing. An end may be the name of a hook: ``blocks.0.attn.hook_z`` is each head of that
+    layer.
 
     Raises:
         InputError: If an end is no component, or a lag is not 0, 1 or 2.
@@ -283,7 +281,6 @@ class _Wires:
 
 
 def _parsed(component: str) -> tuple[str, int, list[str]]:
-    """Section, layer and the rest of a component's name."""
     section, layer, *rest = [*component.split("."), "", ""]
     if section not in _SECTIONS or not layer.isdigit() or not rest[0]:
         raise InputError(

@@ -2,8 +2,7 @@ r"""Integrals along the paths of integrated gradients.
 
 The slope of the metric along a path, :math:`f(t) = \mathrm{d} M / \mathrm{d} t`, is the sum of the
 gradients that are averaged. In trained models with sharp attention it has peaks far narrower than a
-hundredth of the path, at other places in each example. The adaptive rule halves panels where the
-slope is not integrated well, for each example by itself.
+hundredth of the path, at other places in each example.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ORDER = 3  # points of a panel
-_NARROWEST = 2.0**-20
-"""Panels of this width are not halved: float32 has no more points there."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,6 @@ class Nodes:
 
 
 def midpoint_nodes(n_steps: int, n_examples: int) -> Nodes:
-    """The middles of ``n_steps`` equal parts."""
     points = (torch.arange(n_steps, dtype=torch.float64) + 0.5) / n_steps
     unknown = torch.full((n_examples,), float("nan"), dtype=torch.float64)
     points = points[:, None].expand(-1, n_examples)
@@ -59,7 +55,7 @@ def midpoint_nodes(n_steps: int, n_examples: int) -> Nodes:
 def adaptive_nodes(
     slope: Callable[[Tensor], Tensor], n_examples: int, *, tolerance: float, most: int
 ) -> Nodes:
-    r"""Gauss-Legendre points of panels that are halved where the slope needs it.
+    """Gauss-Legendre points of panels that are halved where the slope needs it.
 
     The error of a panel is the difference between its integral and that of its halves. Each example
     halves its worst panel, until the mean over examples of the summed errors is at most
@@ -89,7 +85,8 @@ def adaptive_nodes(
             worst = (errors + 1e-12 * widths).argmax(0)
             start, width, before = (v[worst, row] for v in (starts, widths / 2, integrals))
             left, right = integrated(start, width), integrated(start + width, width)
-            error = ((left + right - before).abs() / 2).masked_fill(width <= _NARROWEST, 0)
+            # Narrower panels are not halved: float32 has no more points there.
+            error = ((left + right - before).abs() / 2).masked_fill(width <= 2.0**-20, 0)
             widths[worst, row], integrals[worst, row], errors[worst, row] = width, left, error
             starts = torch.cat([starts, (start + width)[None]])
             widths = torch.cat([widths, width[None]])

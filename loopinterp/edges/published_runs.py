@@ -1,10 +1,8 @@
 """Runs of adapted models with a residual stream for each receiver.
 
 The streams lie side by side in the batch, ``[row * batch, pos, d_model]``, and pass through the
-model's own code: norms, injections and sums act on each. Taps make the exceptions. Where a
-component reads (``hook_attn_in``, ``hook_mlp_in``), its own row goes on alone; where it writes
-(``attn.hook_z``, ``hook_mlp_out``), each row sees its own value of it. So a head's output is mixed
-before a norm of the sum of heads, an MLP's after its own.
+model's own code, with taps: where a component reads (``hook_attn_in``, ``hook_mlp_in``), its own
+row goes on alone; where it writes (``attn.hook_z``, ``hook_mlp_out``), each row sees its own value.
 """
 
 from __future__ import annotations
@@ -75,7 +73,6 @@ class PublishedRuns:
         return gradient != 0
 
     def _through(self, run: _Run) -> Tensor:
-        """The logits of a run past its taps."""
         model, context, taps = self.model, self._context, run.taps()
         if model.site_map.n_prelude:
             e = run.alive(model.run_embedding(self._inputs, context, None, taps))
@@ -111,7 +108,6 @@ class _Run:
         self._row_of: dict[str, list[int]] = {}  # of each head, by slot
 
     def taps(self) -> Taps:
-        """What happens at each layer, loop and at the top."""
         sites, changes = self._sites, {}
         layers: list[tuple[str, int | None]] = [("prelude", None)]
         layers += [("block", loop) for loop in range(self._graph.n_loops)]
@@ -152,7 +148,6 @@ class _Run:
     # The stream
 
     def enter(self, x: Tensor) -> Float[Tensor, "row_batch pos d_model"]:
-        """The streams at their start: the embedding."""
         value = self._given
         return self._write(x if value is None else value[..., : x.shape[-1]])
 
@@ -161,12 +156,7 @@ class _Run:
         self.streams.drop(self._graph.senders[len(self.streams.outputs) - 1].stage)
         return self.streams.alive(h.unflatten(0, (-1, self._n))).flatten(0, 1)
 
-    def leave(self, h: Tensor) -> Float[Tensor, "batch pos d_state"]:
-        """The row of the readout."""
-        return self._read_one(h)
-
     def _pick(self, h: Tensor, rows: Sequence[int]) -> Float[Tensor, "some_batch pos d_model"]:
-        """Some rows of the streams."""
         x = h.unflatten(0, (-1, self._n))
         x = x[rows[0]] if len(rows) == 1 else x[list(rows)].flatten(0, 1)
         if self.streams.detached:
@@ -174,7 +164,6 @@ class _Run:
         return x
 
     def _write(self, x: Tensor) -> Float[Tensor, "row_batch pos d_model"]:
-        """One sender's output as each row sees it."""
         return self.streams.mixed([x])[:, 0].flatten(0, 1)
 
     def _read_one(self, h: Tensor) -> Float[Tensor, "batch pos d_state"]:
@@ -182,7 +171,7 @@ class _Run:
         (reader,) = next(self.streams.stages)
         return self._pick(h, [self.streams.row(reader)])
 
-    _read_mlp = _read_one
+    leave = _read_mlp = _read_one  # the readout is such a reader
 
     def _norm(self, x: Tensor) -> Tensor:
         """A norm of the stream as a component: the streams begin again with its output."""
@@ -261,7 +250,6 @@ def graph_of_model(
 
 
 def _unread(got: str) -> InputError:
-    """The error where a model's streams are not what its taps say."""
     expected = "one whose layers read the stream at hook_attn_in and hook_mlp_in alone"
     fix = "Pass these taps in the adapter's layer, or patch activations (patching_sweep)."
     return InputError("model", expected=expected, given=got, fix=fix)

@@ -78,13 +78,12 @@ class Component:
 class UnrolledGraph(ShortRepr):
     """Senders and receivers of a run, and the edges between them.
 
-    Senders are the input, heads and MLPs; receivers are heads, MLPs and the readout. Every sender
-    has an edge to every receiver that reads the stream after it, in the same loop or later. A
-    *tied* edge is all edges between two components with one lag: 0 within a loop, 1 to the next
-    one, 2 for all later ones; into coda and readout, counted from the last loop.
+    Every sender (input, head, MLP) has an edge to every receiver (head, MLP, readout) that reads
+    the stream after it. A *tied* edge is all edges between two components with one lag: 0 within a
+    loop, 1 to the next one, 2 for all later ones; into coda and readout, counted from the last
+    loop.
 
-    Norms of the stream may be components too (``1:block.0.ln2_post``): then what was written before
-    reaches later receivers through the norm alone.
+    Norms of the stream may be components too (``1:block.0.ln2_post``).
 
     Args:
         config: Of a ``LoopedTransformer``; of another model its ``site_map``, or the

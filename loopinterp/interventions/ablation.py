@@ -60,16 +60,15 @@ MeanOver = Literal["position", "token", "all"]
 class AblationStudy(Result, kind="ablation"):
     """The result of :func:`ablation_study`.
 
-    ``part`` names heads ``head LAYER.HEAD``. ``when`` names the loops ("all loops", "loop 2", "from
-    loop 2", "up to loop 2"). ``pos`` has length 1 unless positions were ablated one by one.
-    Intervals are over examples.
+    ``part`` names heads ``head LAYER.HEAD``, ``when`` loops ("all loops", "loop 2", "from loop 2",
+    "up to loop 2"). Intervals are over examples.
 
     Arrays:
         exact_match: Share of examples with every asked answer right, without the part.
         agreement: Share of examples whose asked answers all equal those of the clean run.
         margin: Logit of the right answer less the largest other, mean over the asked answers.
-        control_exact_match: Control: the same under noise of equal norm; likewise the others.
-        reference_exact_match: The same in the clean run; likewise the others.
+        control_exact_match: Control: under noise of equal norm; likewise the others.
+        reference_exact_match: In the clean run; likewise the others.
 
     Attributes:
         spans: First and last loop of each entry of ``when``.
@@ -86,17 +85,16 @@ class AblationStudy(Result, kind="ablation"):
     n_examples: int
 
     def reference(self, measure: str = "exact_match") -> xr.DataArray:
-        """A measure of the clean run, as an estimate."""
+        """A measure of the clean run."""
         return self.data[_REFERENCE + measure]
 
     def judged(self) -> pd.DataFrame:
         """Whether each part is needed, by kind of ablation, at the widest span of loops.
 
-        The measure is the share of examples whose answers change (1 - agreement), at the position
-        with the largest share. The part is ``needed`` if the 95% interval begins at
-        :data:`NEEDED_SHARE` or above, ``idle`` if the share is 0, else ``unclear``. It is
-        ``specific`` if noise surely changes fewer answers. Noise does not decide the need, because
-        in a fragile model it changes as many answers.
+        The measure is the share of examples whose answers change (1 - agreement), at the worst
+        position. The part is ``needed`` if the 95% interval begins at :data:`NEEDED_SHARE` or
+        above, ``idle`` if the share is 0, else ``unclear``; ``specific`` if noise surely changes
+        fewer answers.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
@@ -122,9 +120,9 @@ class AblationStudy(Result, kind="ablation"):
     def roles(self) -> dict[str, Role]:
         """The role of each part, by all kinds of ablation together.
 
-        - ``information``: needed under ``resample`` (or, without it, the mean), whose values
-          occur in clean runs: the answers depend on the part's input;
-        - ``constant``: idle there and needed under another kind: only its constant value matters;
+        - ``information``: needed under ``resample`` (or, without it, the mean), whose values occur
+          in clean runs: the answers depend on the part's input;
+        - ``constant``: idle there and needed under another kind;
         - ``needed``: needed where it is set to zero, the only kind;
         - ``idle``: no kind changes any answer;
         - ``unclear``: anything else.
@@ -174,25 +172,22 @@ def ablation_study(
     .. math::
         x' = 0, \qquad x' = \bar x_{t,p}, \qquad x' = x_{t,p}(\text{another example})
 
-    (``zero``, ``mean``, ``resample``), where mean and other example are of the clean run at the
-    same loop t. The control is noise of equal norm: ``x + r`` with a random r as long as
-    ``x' - x``, at each position and head.
+    (``zero``, ``mean``, ``resample``), of the clean run at the same loop t. The control is noise:
+    ``x + r`` with a random r as long as ``x' - x``, at each position and head.
 
     Args:
         model: A ``LoopedTransformer``, or an adapter. Layers outside its loop are not ablated.
         data: A batch, or a task to draw one from. Each example is read after its own T(n).
-        components: Hook points inside a layer: heads' (``z``, ``q`` …) head by head, the stream's
-            (``attn_out``, ``mlp_out``) and the MLP's (``post``) as a whole.
+        components: Hook points inside a layer: heads' (``z``, ``q`` …) head by head, others
+            (``attn_out``, ``mlp_out``, ``post``) as a whole.
         neurons: Named groups of neurons of each layer's MLP, ablated in ``mlp.hook_post``.
         together: Whether to ablate all of these parts at once too.
-        kinds: Some of ``zero``, ``mean`` and ``resample``.
         when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` and including one.
         loops: The loops that the last three refer to; all by default.
-        positions: None or ``"all"`` ablates all positions at once, ``"each"`` one at a time.
+        positions: None or ``"all"`` at once, ``"each"`` one at a time.
         mean_over: Means are over the batch, padding included: at the same ``position``, of the same
-            input ``token`` at any position, or over ``all`` positions.
-        n, batch_size, seed: Length and number (64 by default) of examples to draw; seed of all
-            draws.
+            ``token`` anywhere, or over ``all`` positions.
+        n, batch_size: Length and number (64 by default) of examples to draw.
 
     Raises:
         InputError: If an option has no effect, or the model has no hooks.
@@ -280,7 +275,6 @@ def _chosen_parts(
     *,
     together: bool,
 ) -> list[_Part]:
-    """Each head (or layer) of the components, each group of neurons, and all together."""
     parts, sizes = [], model.site_map
     for component in components:
         target = patched_component(model, component)
@@ -320,7 +314,6 @@ def _chosen_parts(
 
 
 def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple[str, range]]:
-    """Names of spans, and the loops at which a part is ablated."""
     if loops is not None and set(when) == {"all"}:
         raise InputError(
             "loops",
@@ -347,7 +340,6 @@ def _reference_values(
     mean_over: MeanOver,
     generator: torch.Generator,
 ) -> dict[str, dict[_Site, Float[Tensor, "loop batch pos ..."]]]:
-    """The values put in, for each kind of ablation and site."""
     # One random cycle through all examples, so that none gets its own activation.
     order = torch.randperm(len(inputs), generator=generator)
     other = torch.empty_like(order)
@@ -387,7 +379,6 @@ class _Runs:
     def measure(
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
-        """Measures of each example in a run with changes at the loops of a span."""
         logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
@@ -408,7 +399,7 @@ class _Runs:
         return run.advance(h, run.e, run.context, Taps.changing(places), **run.loop_argument(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
-        """Logits of each example after its own T(n), after changes at the loops of a span."""
+        """Logits of each example after its own T(n)."""
         ends, rows = self._batch.n_loops, torch.arange(len(self._batch))
         first = min(span.start, len(self._states) - 1)
         h = self._states[first]
@@ -443,7 +434,6 @@ def _changes(
 
 
 def _estimate(name: str, values: Float[np.ndarray, "*cell batch"]) -> np.ndarray:
-    """Over examples: shares with Wilson's interval, margins with that of a mean."""
     if name == "margin":
         return mean_estimate(values)
     return wilson_estimate(values.sum(-1), np.full(values.shape[:-1], values.shape[-1]))

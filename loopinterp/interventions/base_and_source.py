@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,10 @@ Metric = Callable[["Tensor"], "Tensor"]
 """Maps logits [batch, pos, d_vocab_out] to one number, or to one for each example [batch]."""
 
 
+def metric_name(metric: Metric | None, default: str) -> str:
+    return default if metric is None else getattr(metric, "__name__", type(metric).__name__)
+
+
 class Comparison:
     """Answers and metrics of base and source run, which patched runs are scored against.
 
@@ -46,6 +50,7 @@ class Comparison:
         metric: Metric | None,
     ) -> None:
         self._base, self._source, self._metric = base.argmax(-1), source.argmax(-1), metric
+        self.name = metric_name(metric, "logit difference")
         self.differ = self._base != self._source
         if scored is not None:
             if scored.shape != self.differ.shape or scored.dtype != torch.bool:
@@ -71,12 +76,6 @@ class Comparison:
                 given=f"{self.at_base} for both",
                 fix="Pass other pairs, or another metric.",
             )
-
-    @property
-    def name(self) -> str:
-        if self._metric is None:
-            return "logit difference"
-        return getattr(self._metric, "__name__", type(self._metric).__name__)
 
     def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
         """Recovered share and scaled metric of each patched run, ``[patch, 2]``."""
@@ -117,7 +116,7 @@ class Patched:
 
 
 def patched_component(model: HookedRun, component: str) -> Patched:
-    """The component of that name, in a layer or once per loop; an InputError if there is none."""
+    """The component of that name; an InputError if there is none."""
     if component == STATE:
         return Patched(STATE, STATE, "residual", per_loop=True)
     book = model.addresses()
@@ -132,7 +131,7 @@ def patched_component(model: HookedRun, component: str) -> Patched:
 
 
 def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
-    """The place in the loop that the full name of a hook says; None of a component's name."""
+    """The place in the loop of a hook's full name; None for a component's name."""
     if "." not in name or model.addresses().has(name):
         return None
     book = model.addresses(n_loops)
@@ -146,36 +145,36 @@ def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
 def scored_examples(
     model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
 ) -> tuple[Tensor, Bool[Tensor, "batch pos"], int]:
-    """Inputs, positions whose answers count (asked, or all of inputs alone), and loops."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         return inputs, torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device), n_loops
     batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
-    ends = batch.n_loops.unique().tolist()
-    if n_loops is None and len(ends) > 1:
-        got, fix = (
-            f"numbers from {ends[0]} to {ends[-1]}",
-            "Draw them with one n, or pass n_loops=.",
-        )
-        expected = "examples with one required number of loops"
-        raise InputError("data", expected=expected, given=got, fix=fix)
+    n_loops = _one_end("data", [batch]) if n_loops is None else n_loops
     scored = batch.targets != IGNORE
     if not scored.any(1).all():
         fix = "Pass the inputs alone to count all positions."
         expected = "an asked position in each example"
         raise InputError("data", expected=expected, given="examples without any", fix=fix)
-    return batch.inputs, scored, ends[0] if n_loops is None else n_loops
+    return batch.inputs, scored, n_loops
+
+
+def _one_end(what: str, batches: Sequence[Batch]) -> int:
+    """The required number of loops of all examples."""
+    ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
+    if len(ends) > 1:
+        expected = "examples with one required number of loops"
+        got = f"numbers from {ends[0]} to {ends[-1]}"
+        fix = "Draw them with one n, or pass n_loops=."
+        raise InputError(what, expected=expected, given=got, fix=fix)
+    return ends[0]
 
 
 def hooks_by_loop(model: Any, component: str, layer: int | None, n_loops: int) -> list[str]:
-    """The name of one site at each loop."""
     names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
     if len(names) != n_loops:
         most = model.site_map.n_layers - 1
-        expected, fix = (
-            f"a layer from 0 to {most}",
-            f"Pass layer={most}, or a component of the loop.",
-        )
+        expected = f"a layer from 0 to {most}"
+        fix = f"Pass layer={most}, or a component of the loop."
         raise InputError("layer", expected=expected, given=str(layer), fix=fix)
     return names
 
@@ -190,22 +189,13 @@ def given_pairs(
     component: str,
     other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions to score."""
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):
         source = fit_to_model(model, source)
     batches = [x for x in (base, source) if isinstance(x, Batch)]
-    ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
-    if n_loops is None and len(ends) > 1:
-        raise InputError(
-            "base and source",
-            expected="examples with one required number of loops",
-            given=f"numbers from {ends[0]} to {ends[-1]}",
-            fix="Draw them with one n, or pass n_loops=.",
-        )
     if n_loops is None and batches:
-        n_loops = ends[0]
+        n_loops = _one_end("base and source", batches)
     inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
     if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
         scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)

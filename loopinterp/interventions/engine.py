@@ -1,7 +1,4 @@
-"""Interchanges of a state, or of its part in a subspace, and the answers after them.
-
-Only the light cone of an interchange is recomputed (:mod:`loopinterp.interventions.light_cone`).
-"""
+"""Interchanges of a state, or of its part in a subspace, and the answers after them."""
 
 from __future__ import annotations
 
@@ -53,7 +50,6 @@ def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> i
 def answers_by_loop(
     model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> Int[Tensor, "loops batch pos"]:
-    """The answers read after 0, 1, … ``n_loops`` loops."""
     bound = bind(model, inputs)
     read = [answer(bound.read(h, loop)) for loop, h in bound.run(n_loops)]
     return torch.stack(read).long()  # classes as torch's indexing wants them
@@ -63,8 +59,8 @@ class InterchangeRun(ShortRepr):
     """A model's runs on pairs of base and source, for any number of interventions.
 
     Attributes:
-        base_state: Clean state of the base at the sites and loop of the interchange. If some
-            pairs have a second interchange, its site is the last one.
+        base_state: Clean state of the base at the sites and loop of the interchange; the site of a
+            second interchange is the last one.
         source_state: State of the source there.
         natural: Clean answers of all inputs after 0 .. T loops.
         reach: Positions by which the light cone grows in a loop; None if all are recomputed.
@@ -107,7 +103,7 @@ class InterchangeRun(ShortRepr):
 
     @property
     def difference(self) -> Float[Tensor, "pair site d_model"]:
-        """The change that an interchange of the whole state makes."""
+        """The change that an interchange makes."""
         return self.source_state - self.base_state
 
     def interchange(
@@ -118,7 +114,6 @@ class InterchangeRun(ShortRepr):
         Args:
             subspace: Orthonormal rows, for all pairs [rank, d_model] or for each
                 [pair, rank, d_model]; the whole state by default.
-            complement: Interchange all but that part.
             complement: Interchange everything outside the subspace instead.
         """
         change = self.difference
@@ -195,9 +190,8 @@ class InterchangeRun(ShortRepr):
             yield run
 
     def _batches(self) -> Iterator[tuple[LightCone, Int[Tensor, " pair"], Int[Tensor, " row"]]]:
-        """Clean runs, each with pairs whose bases are among them, and the bases' rows.
-
-        Pairs are in the order of their loops, as light cones need; with two interchanges last.
+        """Clean runs, each with pairs whose bases are among them, in the order of loops, and the
+        bases' rows.
         """
         for first, runs in self._runs():
             base = self.pairs.base - first
@@ -214,10 +208,8 @@ class InterchangeRun(ShortRepr):
     def _fronts(
         self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        """States of some pairs after each loop, and those inside the cone.
-
-        The latter come as places among all pairs (pair, delay, pos) and among the states (row,
-        column).
+        """States of some pairs after each loop, and those inside the cone: their places among all
+        pairs (pair, delay, pos), and among the states (row, column).
         """
         loop, positions, state = self.pairs.loop[rows], self.pairs.positions[rows], state[rows]
         n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))

@@ -26,7 +26,7 @@ from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 from loopinterp.interventions.steering import SteeringSweep
 
-_RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
+_RECOVERED, _CONTROL = "answers recovered", "unrelated input"
 _UNPATCHED = "0: unpatched, 1: source"
 
 
@@ -109,7 +109,6 @@ def _(result: PatchingSweep) -> list[Figure]:
 
 
 def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure, str]:
-    """Rows against positions at the best sites, rows against sites, or rows alone."""
     layers, heads = data["layer"].values, data["head"].values
     sites = [f"head {k}.{h}" if len(layers) > 1 else f"head {h}" for k in layers for h in heads]
     if not result.by_head:
@@ -129,7 +128,7 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
         )
         rest = "The colour scale ends at the largest share. The data has the metric as well."
         how = (shown if len(sites) > 1 else "") + rest
-        return _maps(panels, x_title=_PATCHED, y_title=row), how
+        return _maps(panels, x_title="position patched", y_title=row), how
     named = _named(result, data.isel(pos=0))
     if data.sizes["site"] > 1:
         return _maps(named, x_title="", y_title=row), scale
@@ -143,7 +142,6 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Each measure under its name in figures, followed by its control."""
     taken = result.metric in (_RECOVERED, _CONTROL)
     effect = f"metric {result.metric!r}" if taken else result.metric
     return {
@@ -155,7 +153,6 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
-    """Heat maps from 0 to the largest share."""
     top = max(float(values.max()) for values in panels.values())
     return heatmap_panels(
         panels,
@@ -197,9 +194,9 @@ def _(result: AblationStudy) -> list[Finding]:
     return [Finding(text, value=f"{len(needed)} of {n}")]
 
 
-def _spell(parts: list[str], most: int = 5) -> str:
-    more = f" and {len(parts) - most} more" if len(parts) > most else ""
-    return f"{', '.join(parts[:most])}{more}"
+def _spell(parts: list[str]) -> str:
+    more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
+    return f"{', '.join(parts[:5])}{more}"
 
 
 @figures_of.register
@@ -295,7 +292,6 @@ def _(result: SteeringSweep) -> list[Finding]:
 
 
 def _strongest(result: SteeringSweep) -> dict[str, Any]:
-    """The loop and strength that change most answers beyond the random directions."""
     gain = result.data["changed"].sel({ESTIMATE: "value"}) - result.control().sel(
         {ESTIMATE: "value"}
     )

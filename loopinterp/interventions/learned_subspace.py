@@ -34,16 +34,15 @@ def learn_subspace(
     steps: NonNegativeInt = 80,
     seed: Seed = 0,
 ) -> Float[Tensor, "rank d_model"]:
-    r"""Orthonormal rows R, learned by gradient on the pairs of a run.
+    """Orthonormal rows R, learned by gradient on the pairs of a run.
 
-    With the base's state b and the source's s, log probabilities at delays 0 .. 9 and asked
-    positions after :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and
-    those after :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target, the loss is
-    the cross entropy with its answers. R starts from the principal directions of :math:`s - b`.
+    With the base's state b and the source's s, log probabilities at delays 0 .. 9 after
+    :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and those after
+    :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target, the loss is the cross
+    entropy with its answers. R starts from the principal directions of :math:`s - b`.
 
     Args:
         run: Pairs to learn from; those with a second interchange are left out.
-        rank: Dimensions of the subspace.
         target: Answers to learn, in place of those of the whole interchange; negative if none.
         steps: Steps of Adam, each on a batch of pairs.
         seed: Seed of the batches.
@@ -103,7 +102,6 @@ class _Crop:
         self._states = run.base_states(self._places(every))
 
     def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
-        """Mean square difference of log probabilities after two states were put in."""
         with torch.no_grad():
             references = list(self._logits(rows, other))
         losses = [
@@ -137,7 +135,6 @@ class _Crop:
     def _logits(
         self, rows: Int[Tensor, " pair"], state: Tensor
     ) -> Iterator[tuple[Float[Tensor, "pair pos d_vocab_out"], Bool[Tensor, "pair pos"]]]:
-        """Logits at each delay after ``state`` was put in, and the counted positions."""
         pairs, place = self.run.pairs, self._places(rows)
         base = pairs.base[rows, None]
         # Columns of the changed positions within the crop, [pair, site, d_model].

@@ -6,8 +6,7 @@ Only the light cone of a change is recomputed: later loops, and of the positions
 - those from the change on, in a causal ``LoopedTransformer`` without a window;
 - else all of them.
 
-In a ``LoopedTransformer`` earlier positions contribute their clean keys and values; in other models
-as many of them as a loop reads are recomputed.
+Earlier positions contribute their clean keys and values, or are recomputed as far as a loop reads.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ class Change:
 
     Attributes:
         state: (rows that begin, positions held, their states) -> the states to continue from.
-        within: (rows that begin, positions held) -> taps of their first loop, in which they are the
-            last rows.
-        later: (loops done, positions held, states of all begun rows) -> the states, perhaps changed
-            again between a row's first and last position.
+        within: (rows that begin, positions held) -> taps of their first loop (the last rows).
+        later: (loops done, positions held, states of all begun rows) -> the states.
     """
 
     state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
@@ -237,7 +234,7 @@ class LightCone:
         """Keys and values of each layer, ``[loop, input, pos, head, d_head]``."""
         return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
-    def _clean_keys(self, *, most: int = 2**26) -> list[list[tuple[Tensor, Tensor]]] | None:
+    def _clean_keys(self) -> list[list[tuple[Tensor, Tensor]]] | None:
         """Keys and values ``[input, pos, head, d_head]`` of each loop and layer, if available."""
         # Ours, causal, with a mask of all pairs, and at most 256 MiB.
         run, width = self.iteration, declared(self.model, "attention_window") or 0
@@ -256,7 +253,7 @@ class LightCone:
             run.advance(h, run.e, replace(run.context, remember=remember))
             if not keys[0]:  # attention of a model's own code remembers none
                 return None
-            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > most:
+            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > 2**26:
                 return None
         return keys
 

@@ -1,8 +1,7 @@
 """Pairs of base and source for interchange interventions, with positions, loops and strata.
 
 After ``loop`` loops of the base's run, the state at some positions becomes the source's after
-``source_loop`` loops, and the run continues. Some runs have a second interchange, at one position,
-at that loop or later.
+``source_loop`` loops, and the run continues.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ class InterchangePairs(ShortRepr):
     """Pairs of runs (base, source), with the positions and loops of their interchanges.
 
     Attributes:
-        inputs: Inputs of all runs.
         asked: Positions with a target.
         n_loops: Loops of every run.
         base: Rows of the inputs whose runs are changed.
@@ -206,7 +204,7 @@ def draw_pairs(
 ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
     """Distinct pairs (base, source) of different inputs, from a random order and its rolls.
 
-    If there are enough pairs, the numbers of pairs per base differ by at most one.
+    If there are enough pairs, their numbers per base differ by at most one.
     """
     order = torch.randperm(n_inputs, generator=generator)
     rounds = min(-(-most // n_inputs), n_inputs - 1)
@@ -271,7 +269,7 @@ def balanced_pairs(
     """Interchanges across loops, with rare kinds as frequent as common ones.
 
     A kind is the injected value, the one it replaces, and the one to its left, each with its token.
-    ``values`` are those of all clean states, h_0 to h_T.
+    ``values`` are those of all clean states.
     """
     n_loops = len(values) - 1
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)

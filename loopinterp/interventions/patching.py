@@ -55,17 +55,16 @@ _AT_A_TIME = 128  # examples in a batch: more do not fit into the processor's ca
 class PatchingSweep(Result, kind="activation-patching"):
     """The result of :func:`patching_sweep`.
 
-    Axes that the sweep does not vary have length 1: ``head`` for components without heads, ``pos``
-    unless positions were patched one by one, ``layer`` for the state and components that occur
-    once per loop. ``loop`` is the index of a loop; for the state, the number of loops done.
+    Axes that the sweep does not vary have length 1. ``loop`` is the index of a loop; for the state,
+    the number of loops done.
 
     Arrays:
         recovered: Share of the counted answers that equal the source's after the patch.
         effect: The metric after the patch, scaled to 0 in the base's run and 1 in the source's.
         control_recovered: Control: ``recovered`` after the same patch from a third input.
         control_effect: Control: ``effect`` after that patch.
-        prelude_recovered: The same for the layers before the loop, without a loop axis; likewise
-            the other measures, and the coda.
+        prelude_recovered: Of the layers before the loop, without a loop axis; likewise the other
+            measures, and the coda.
 
     Attributes:
         metric: Name of the metric; ``metric_base`` and ``metric_source`` are of the clean runs.
@@ -114,7 +113,7 @@ class PatchingSweep(Result, kind="activation-patching"):
         return table.reindex(columns=order)
 
     def around(self) -> dict[str, xr.Dataset]:
-        """The measures of the layers outside the loop, by section: [layer, head, pos] each."""
+        """The measures of the layers outside the loop, by section."""
         return {
             section: self.data[[f"{section}_{name}" for name in MEASURES]].rename(
                 {f"{section}_layer": "layer"} | {f"{section}_{name}": name for name in MEASURES}
@@ -157,18 +156,15 @@ def patching_sweep(
         model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length.
-        n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
-            examples have several.
-        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …;
-            those of heads (``z``, ``q``, ``pattern`` …) head by head. Or ``state``: the state after
-            t = 0 .. n_loops loops. The full name of a hook (``loops.3.blocks.0.attn.hook_z``)
-            patches that place alone.
-        positions: None or ``"all"`` patches all positions at once, ``"each"`` one at a time,
-            integers ``[batch]`` one position of each example. For patterns and scores: query
-            positions.
+        n_loops: Loops of the whole run; T(n) by default, required for inputs alone.
+        component: A hook point of a layer or loop (``resid_pre``, ``attn_out``, ``state_pre`` …),
+            of heads (``z``, ``q``, ``pattern`` …) head by head; or ``state``, after t = 0 ..
+            n_loops loops. A full name (``loops.3.blocks.0.attn.hook_z``) patches that place alone.
+        positions: None or ``"all"`` at once, ``"each"`` one at a time, integers ``[batch]`` one of
+            each example. For patterns and scores: query positions.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
             inputs alone.
-        metric: Another metric, from the logits of all positions to a number or ``[batch]``.
+        metric: Another metric, from logits of all positions to a number or ``[batch]``.
         other: The third inputs; by default the sources, rolled until none meets itself.
         loops: Loops to patch; all by default. Layers outside the loop are always patched.
         heads: Heads to patch at once, of a component of heads; by default each by itself.
@@ -247,7 +243,6 @@ def patching_sweep(
 def _head_groups(
     target: Patched, heads: Sequence[int] | None, device: torch.device
 ) -> Bool[Tensor, "group head"]:
-    """The heads of each patch: each by itself, or those given together."""
     n_heads = target.n_heads
     if heads is None:
         return torch.eye(n_heads or 1, dtype=torch.bool, device=device)
@@ -265,7 +260,6 @@ def _head_groups(
 
 
 def _head_labels(target: Patched, heads: Sequence[int] | None) -> Sequence[int | str]:
-    """The coordinate of each patch: the head, or heads joined by a plus."""
     if target.n_heads is None:
         return ["all"]
     n_heads = target.n_heads
@@ -289,14 +283,14 @@ class _Sweep:
     groups: Bool[Tensor, "group head"]  # the heads of each patch; one of a component without heads
 
     def block(
-        self, loops: list[int], layers: Sequence[int | None], *, most_held: int = 2**26
+        self, loops: list[int], layers: Sequence[int | None]
     ) -> Float[np.ndarray, "measure loop layer head place"]:
         """Patches of the state or inside the loop, with 256 MiB of activations at a time."""
         size = 1
         if self.target.name != STATE:
             key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
             size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
-        at_a_time = max(1, most_held // size)
+        at_a_time = max(1, 2**26 // size)
         parts = [loops[k : k + at_a_time] for k in range(0, len(loops), at_a_time)]
         return np.concatenate(
             [np.stack([self._site(part, k) for k in layers], axis=2) for part in parts], axis=1
@@ -324,7 +318,6 @@ class _Sweep:
     def _activations(
         self, names: list[str], start: int, stop: int | None
     ) -> Float[Tensor, "name input batch ..."]:
-        """Activations of all three runs, from loop ``start`` on."""
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -436,7 +429,6 @@ class _Sweep:
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
         def put(new: slice, place: Int[Tensor, "row place"], x: Tensor) -> Tensor:
-            """The patched activation of rows that begin, at the held positions."""
             inside = place.clamp(max=n_pos - 1)
             here = positions[new].gather(1, inside) & (place < n_pos)
             index = loop[new, None], source[new, None], row[new, None]

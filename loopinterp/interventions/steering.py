@@ -22,6 +22,7 @@ from loopinterp.interventions.base_and_source import (
     chosen_positions,
     hook_place,
     hooks_by_loop,
+    metric_name,
     patched_component,
     scored_examples,
 )
@@ -49,8 +50,8 @@ class SteeringSweep(Result, kind="steering"):
     Arrays:
         changed: Share of examples with an asked answer other than in the clean run.
         effect: Mean change of the metric from the clean run.
-        control_changed: Control: the same of random directions of equal norm, each draw.
-        control_effect: Control: the change of the metric there, each draw.
+        control_changed: Control: ``changed`` of each random direction of equal norm.
+        control_effect: Control: ``effect`` of each.
 
     Attributes:
         metric_clean: Mean of the metric in the clean run.
@@ -161,12 +162,11 @@ def mean_difference(
 ) -> Float[Tensor, "*feature"]:
     """The mean activation on some inputs less that on others: a direction to steer along.
 
+    For an activation of heads, one direction for each head.
+
     Args:
         hook: The address of the activation, such as ``loops.3.hook_state_post``.
         positions: Positions that count; all by default.
-
-    Returns:
-        One direction ``[feature]``; for an activation of heads, one for each ``[head, feature]``.
     """
     need_hooks(model)
     means = []
@@ -202,20 +202,18 @@ def steering_sweep(
 ) -> SteeringSweep:
     """Steer one loop at a time at several strengths: the dose and the response.
 
-    Each run starts from the clean state before the loop that is steered. The control is a random
-    direction of the same norm, drawn ``n_draws`` times.
+    The control is a random direction of the same norm, drawn ``n_draws`` times.
 
     Args:
         model: A ``LoopedTransformer``, or an adapter.
         data: A batch of one T(n), a task to draw from, or inputs alone.
-        direction: A tensor, as of :func:`mean_difference`; or a fitted probe for two classes, whose
-            ``coef_`` is taken.
+        direction: A tensor, as of :func:`mean_difference`; or a fitted probe for two classes.
         strengths, mode, head: As for :func:`steer`.
         component: A hook point of a loop or layer (``state_post``, ``resid_pre``, ``z`` …), or the
-            full name of a hook, ``loops.3.blocks.0.hook_resid_pre``, for that place alone.
+            full name of a hook, for that place alone.
         layer: The layer inside the block; needed if it has several.
         loops: Loops to steer; all by default.
-        positions: None or ``"all"``, or integers ``[batch]``, one position of each example.
+        positions: None or ``"all"``, or integers ``[batch]``, one of each example.
         metric: From logits of all positions to a number or ``[batch]``; by default the probability
             of the clean run's answers, mean over the asked positions.
         n_loops: Loops of the whole run; T(n) by default, required for inputs alone.
@@ -275,7 +273,7 @@ def steering_sweep(
             control_effect=effect[:, :, 1:].mean(-1),
             component=target.name,
             mode=mode,
-            metric=runs.metric_name,
+            metric=metric_name(metric, "answer probability"),
             metric_clean=float(clean[1].mean()),
             norm=float(direction.norm()),
             n_examples=len(inputs),
@@ -298,14 +296,7 @@ class _Runs:
         self._scored, self._metric = scored, metric
         self._clean = model.readout(states[-1]).argmax(-1)  # [batch, pos]
 
-    @property
-    def metric_name(self) -> str:
-        if self._metric is None:
-            return "answer probability"
-        return getattr(self._metric, "__name__", type(self._metric).__name__)
-
     def measure(self, loop: int | None = None, hook: Hook | None = None) -> np.ndarray:
-        """Whether an answer changes, and the metric, of each example, [2, batch]."""
         if loop is None or hook is None:
             logits = self._model.readout(self._states[-1])
         else:
@@ -326,7 +317,6 @@ class _Runs:
 
 
 def _as_direction(given: Any) -> Any:
-    """The coefficients of a probe, else what was given."""
     coefficients = getattr(given, "coef_", None)
     if coefficients is None:
         return given

@@ -1,7 +1,4 @@
-"""RASP-L as an embedded language: expressions, an interpreter, loop programs, equivalence.
-
-Source: RASP-L, arXiv 2310.16028.
-"""
+"""RASP-L (arXiv 2310.16028): expressions, an interpreter, loop programs, equivalence."""
 
 import lazy_loader
 

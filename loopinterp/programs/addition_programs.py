@@ -1,9 +1,8 @@
 """Stock programs of aligned binary addition; they differ in when a carry is known and how long.
 
-They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, then
-padding. BOS and PAD count as (0, 0). A bit *generates* a carry at (1, 1) (g), *propagates* one at
-(1, 0) and (0, 1) (p), and *kills* it at (0, 0). ``carry`` is the carry into each position unless
-the program says otherwise.
+Position 0 is BOS, position i + 1 holds bit i of both operands, then padding; BOS and PAD count as
+(0, 0). A bit *generates* a carry at (1, 1) (g), *propagates* one at (1, 0) and (0, 1) (p), and
+*kills* it at (0, 0). ``carry`` is that into each position unless stated.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ def held_ripple(
         carry_i    <-  support_i OR (carry_i AND age_i + 1 < hold_i AND NOT reset_i)
         age_i      <-  age_i + 1 while the carry stays without support, else 0
 
-    ``hold`` is the persistence of an injected carry in loops: a number (1 for the plain ripple),
-    ``FOR_EVER`` for the sticky one, or a mapping from the position's token to it (default 1).
-    ``reset`` removes a carry without support. Clean runs equal those of the plain ripple at every
-    loop; only off-distribution states separate them.
+    ``hold`` is the persistence of an injected carry in loops (1: the plain ripple, ``FOR_EVER``:
+    the sticky one), or a mapping from the position's token to it (default 1). ``reset`` removes a
+    carry without support. Clean runs equal those of the plain ripple; only off-distribution states
+    differ.
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
     for loops in by_token.values():

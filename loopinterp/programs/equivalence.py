@@ -37,7 +37,7 @@ EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512
 
 @dataclass(frozen=True, eq=False)
 class Equivalence:
-    """Result of :func:`equivalence`: whether interchange interventions separate two programs."""
+    """Whether interchange interventions separate two programs."""
 
     program: str
     other: str  # in the place of a model
@@ -62,7 +62,7 @@ class Equivalence:
 
     @property
     def difference(self) -> float:
-        """Share of interventions and of clean runs that differ."""
+        """:attr:`share` plus ``natural_share``."""
         return self.share + self.natural_share
 
     @property
@@ -90,27 +90,21 @@ def equivalence(
     exhaustive_to: int = 5,
     seed: Seed = 0,
 ) -> Equivalence:
-    """Look for an interchange intervention that separates two programs.
+    """Look for an interchange intervention that separates two programs, given by name or as they
+    are.
 
-    An interchange takes all variables at one position and loop from a source input with the same
-    token there, after the same loop or another one; a run has one or two interchanges. Both
-    programs continue until the other's T(n). They are equivalent if their answers agree at every
-    loop from then on, where scored and decided by both, and in clean runs too (where both must be
-    decided at T(n)). The best program offset counts: a loop earlier or later, variables one
-    position to the left, or answers one loop late.
-
-    At lengths up to ``exhaustive_to`` every interchange is made, and every second one from each
-    resulting state (a sample if there are too many). At other lengths, and where inputs cannot be
-    listed, ``interventions`` are drawn: half with a source of another loop, a tenth with a second
-    interchange.
+    An interchange takes all variables at one position from a source input with the same token
+    there, after the same loop or another one; a run has one or two. Both programs continue until
+    the other's T(n). They are equivalent if all scored answers that both decide agree, at every
+    loop from then on and in clean runs (where both must decide at T(n)). The best program offset
+    counts: a loop earlier or later, variables one position to the left, or answers one loop late.
 
     Args:
-        program: The program, or its name.
-        other: Another program of the same task, which takes the model's place.
         lengths: Lengths of the inputs.
-        interventions: The most at each longer length; None for all, at every length.
-        exhaustive_to: The longest length at which all are made.
-        seed: Seed of inputs and interventions.
+        interventions: The most at each length beyond ``exhaustive_to``, or where inputs cannot be
+            listed; half have a source of another loop, a tenth a second interchange. None for all.
+        exhaustive_to: At lengths up to this one every interchange is made, and every second one
+            from each resulting state (a sample if there are too many).
 
     Raises:
         InputError: If the tasks differ, or there are too many inputs for all interventions.
@@ -153,7 +147,6 @@ def equivalence_at(
     exhaustive_to: int = 0,
     seed: int = 0,
 ) -> Equivalence:
-    """:func:`equivalence` at one program offset."""
     task = get_task(program.task, **program.task_settings)
     late = with_output_lag(program, offset.lag)
     generator = torch.Generator().manual_seed(seed)
@@ -209,7 +202,6 @@ def equivalence_at(
 
 
 def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
-    """All inputs of a length, if all interchanges can be made there."""
     n_inputs, most_states = math.prod(map(len, _symbols(task, n, seed))), 2**16
     if n_inputs * task.n_positions(n) * (n_loops + 1) > most_states:  # (input, position, loop)
         return None
@@ -220,7 +212,7 @@ def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
 
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
-    """``examples`` inputs of each length and distribution of the task, padded to one length."""
+    """``examples`` inputs of each length and distribution of the task."""
     generator = torch.Generator().manual_seed(seed)
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]

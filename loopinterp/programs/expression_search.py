@@ -1,7 +1,7 @@
 """The shortest expression with given values.
 
-Expressions grow in size from atoms; of those with equal values the first is kept (bottom-up
-enumeration modulo observational equivalence; Udupa et al., TRANSIT, PLDI 2013).
+Expressions grow from atoms; of those with equal values the first is kept (bottom-up enumeration
+modulo observational equivalence; Udupa et al., TRANSIT, PLDI 2013).
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def shortest_expression(
     """An expression of fewest atoms and operations with the target's value in every case, or None.
 
     Args:
-        target: Value in each case.
         atoms: Expressions to build with; small constants are added.
         largest: Most atoms and operations of an expression.
         most: Expressions kept of each size; beyond that the search is incomplete.
@@ -95,7 +94,6 @@ def _search(
 def _operations(
     op: str, sizes: tuple[int, ...], first: list[int], grown: Tensor, rows: Int[Tensor, " row"]
 ) -> Iterator[_Operation]:
-    """The operations that gave some rows of a block."""
     for row in rows:
         within = torch.unravel_index(row, grown.shape[:-1])
         places = (start + int(k) for start, k in zip(first, within))
@@ -103,7 +101,7 @@ def _operations(
 
 
 class _Bank:
-    """Expressions by size, no two with equal values in all cases."""
+    """Expressions by size, no two with equal values."""
 
     def __init__(self, leaves: Sequence[Atom]) -> None:
         rows = torch.stack([leaf.values for leaf in leaves])
@@ -117,7 +115,7 @@ class _Bank:
         self._leaves = [leaves[k].expression for k in distinct.tolist()]
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
-        """Rows whose values no expression had before; they count as known afterwards."""
+        """Rows whose values are new; they count as known afterwards."""
         # Of rows with the same values the first one counts.
         hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
         first = torch.full_like(hashes, len(rows))
@@ -137,9 +135,8 @@ class _Bank:
     def grown(
         self, op: str, sizes: tuple[int, ...], cases: Tensor
     ) -> Iterator[tuple[list[int], Int[Tensor, "*part case"]]]:
-        """An operation on all expressions of these sizes, in some of the cases, in blocks.
-
-        Each block comes with the place of its first expression of each size.
+        """Blocks of an operation on all expressions of these sizes, each with its first place in
+        each.
         """
         parts = _arguments(op, [self.values[size] for size in sizes])
         for first, block in _blocks([part[:, cases] for part in parts], [0] * len(sizes)):
@@ -152,7 +149,7 @@ class _Bank:
 
 
 def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
-    """The arguments of an operation; a divisor that is no positive constant is put out of range."""
+    """The arguments; a divisor that is no positive constant is put out of range."""
     if op == "mod":
         divisor = parts[1]
         constant = (divisor == divisor[:, :1]).all(-1, keepdim=True)
@@ -161,7 +158,7 @@ def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
 
 
 def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Parts cut so that all combinations fit in memory, and where each cut starts."""
+    """Parts cut to fit in memory, and where each cut starts."""
     lengths = [*map(len, parts)]
     if not all(lengths):
         return
@@ -175,7 +172,6 @@ def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], 
 
 
 def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
-    """An operation on every combination of one expression of each part."""
     n, n_cases = len(parts), parts[0].shape[-1]
     # Part k varies along axis k: [1, …, expression, …, 1, case].
     spread = [

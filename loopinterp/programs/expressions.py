@@ -1,8 +1,7 @@
 """Expressions as data: an immutable graph of sequences and selectors.
 
-A :class:`Seq` is a sequence of integers, one per position. A :class:`Selector` says which positions
-(keys) each position (query) attends to. Equal nodes are one object, so ``==`` and ``hash`` compare
-structure; ``eq(x, y)`` compares values. ``<``, ``+``, ``&`` and other operators build expressions.
+Equal nodes are one object, so ``==`` and ``hash`` compare structure; ``eq(x, y)`` compares values.
+``<``, ``+``, ``&`` and other operators build expressions.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ MAX_TABLE, MAX_RELATION = 65_536, 4_096
 
 
 class _Checked(Expr):
-    """An expression that checks its fields by their types."""
-
     word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -80,8 +77,6 @@ class Seq(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens(Seq):
-    """The input tokens."""
-
     form = "tokens"
 
 
@@ -101,8 +96,6 @@ class Full(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Var(Seq):
-    """A variable of the loop program, at the start of the loop."""
-
     name: str
 
     def __post_init__(self) -> None:
@@ -118,10 +111,7 @@ class Var(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokMap(Seq):
-    """A finite table applied at each position.
-
-    Other values become ``default``; without one they are an error at run time.
-    """
+    """A finite table applied at each position; see :func:`loopinterp.programs.tok_map`."""
 
     word = "tok_map"
 
@@ -192,12 +182,7 @@ class Elementwise(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Select(Selector):
-    """Each query attends to the keys for which the predicate of (key, query) holds.
-
-    With ``causal``, only keys up to its own position count. The predicate is a name of
-    :data:`~loopinterp.programs.selection.PREDICATES` or a tuple of (key, query) pairs.
-    ``name`` is the selector's name in traces.
-    """
+    """A selection; see :func:`loopinterp.programs.select`."""
 
     word = "select"
 
@@ -247,7 +232,7 @@ class SelWidth(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftRight(Seq):
-    """The value ``n`` positions before, else ``default``; :attr:`expanded` is what is compiled."""
+    """The value ``n`` positions before, else ``default``; compiled as :attr:`expanded`."""
 
     word, form = "shift_right", "shift_right({x}, {n}, default={default})"
 
@@ -262,7 +247,6 @@ class ShiftRight(Seq):
 
     @property
     def selector(self) -> Select:
-        """Selects the position ``n`` before; its name is ``shift_{n}``."""
         back = Elementwise("sub", (Indices(), Full(self.n)))
         return Select(Indices(), back, "==", True, f"shift_{self.n}")
 
@@ -272,12 +256,10 @@ class ShiftRight(Seq):
 
 
 def as_seq(x: Seq | int) -> Seq:
-    """``x``, or the constant sequence of an integer."""
     return Full(int(x)) if isinstance(x, int) else need_seq(x, "operand")
 
 
 def need_seq(x: object, what: str) -> Seq:
-    """``x``, if it is a sequence expression; else an InputError."""
     if isinstance(x, Seq):
         return x
     fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."
@@ -287,13 +269,13 @@ def need_seq(x: object, what: str) -> Seq:
 
 
 def selects(roots: Iterable[Expr]) -> list[Select]:
-    """Every selection below the roots, those that shifts stand for included."""
+    """Every selection below the roots, those of shifts included."""
     nodes = [node.selector if isinstance(node, ShiftRight) else node for node in postorder(roots)]
     return [node for node in dict.fromkeys(nodes) if isinstance(node, Select)]
 
 
 def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
-    """:func:`selects` by name; a selector without a name is listed by its code."""
+    """:func:`selects` by name, or by code if it has none."""
     return {select.name or repr(select): select for select in selects(roots)}
 
 

@@ -1,7 +1,7 @@
-"""Runs expressions on batches of token sequences, on any device.
+"""Runs expressions on batches of token sequences.
 
 Each distinct subexpression is computed once and freed after its last use. Values that do not depend
-on the tokens (positions, shifts) have a batch axis of 1.
+on the tokens have a batch axis of 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def evaluate(
 
 
 def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless there is one value of this dtype for each token, on the same device."""
+    """Raise unless ``values`` has this dtype, and the tokens' shape and device."""
     is_tensor = isinstance(values, torch.Tensor)
     kind = (values.dtype, values.shape, values.device) if is_tensor else None
     if kind != (dtype, tokens.shape, tokens.device):
@@ -70,7 +70,7 @@ def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
 
 
 class Interpreter:
-    """Evaluates nodes on one batch of tokens; those that read no variable are computed once."""
+    """Evaluates nodes on one batch of tokens."""
 
     def __init__(self, tokens: Int[Tensor, "batch pos"]) -> None:
         self.tokens = tokens

@@ -49,8 +49,7 @@ def tok_map(
 ) -> Seq:
     """A table (value -> new value) applied at each position.
 
-    A value not in the table becomes ``default``, or raises an error without one. Printed programs
-    show the table's ``name``.
+    Other values become ``default``, or raise an error without one. Printed programs show ``name``.
     """
     if not isinstance(table, Mapping):
         expected, got = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
@@ -60,7 +59,7 @@ def tok_map(
 
 
 def seq_map(op: str, *args: Seq | int) -> Seq:
-    """A named operation on the values at each position, e.g. ``seq_map("add", x, y)``."""
+    """A named operation at each position, e.g. ``seq_map("add", x, y)``."""
     return nodes.Elementwise(op, tuple(as_seq(arg) for arg in args))
 
 
@@ -104,7 +103,7 @@ def select(
         q: Value of each query.
         predicate: ``"=="``, ``"!="``, ``"<"``, ``"<="``, ``">"``, ``">="`` (key on the left),
             ``"true"``, or the (key, query) pairs for which it holds.
-        causal: Select only the query's own position and earlier ones.
+        causal: Select no later position than the query's own.
         name: The selector's name in traces.
     """
     if not isinstance(predicate, str) and isinstance(predicate, Iterable):
@@ -144,7 +143,7 @@ def kqv(
 def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:
     """The value ``n`` positions before; ``default`` at the first ``n`` positions.
 
-    The selector's name is ``shift_{n}``; a shift by 0 is ``x`` itself.
+    The selector is named ``shift_{n}``; a shift by 0 is ``x`` itself.
 
     Example:
         >>> shift_right(tokens, 2), shift_right(tokens, 0)

@@ -1,7 +1,4 @@
-"""Mutations of loop programs: one property changed, always or under a :class:`Condition`.
-
-Most act only after an intervention and keep the clean answers.
-"""
+"""Mutations of loop programs: one property changed, always or under a :class:`Condition`."""
 
 from __future__ import annotations
 
@@ -94,8 +91,8 @@ def changed(
 ) -> LoopProgram:
     """The program with other expressions, renamed.
 
-    Steps ``inside`` apply where the condition holds, those of ``step`` everywhere. ``memory``
-    adds variables, each with its first value and its step.
+    Steps ``inside`` apply where the condition holds, those of ``step`` everywhere. ``memory`` adds
+    variables, each with its first value and its step.
     """
     name = f"{program.name}, {what} {when.label}".rstrip()
     chosen = {v: when.choose(x, program.step[v]) for v, x in (inside or {}).items()}
@@ -112,7 +109,7 @@ def changed(
 
 
 def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
-    """An expression with every node among the keys replaced by its value, all at once.
+    """The expression with every node among the keys replaced by its value, all at once.
 
     A selection that changes loses its name.
     """
@@ -126,12 +123,12 @@ def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
 
 
 def after_a_step(root: Seq, program: LoopProgram) -> Seq:
-    """An expression's value one loop later, in terms of the present variables."""
+    """The expression's value one loop later, by the present variables."""
     return substituted(root, {Var(name): x for name, x in program.step.items()})
 
 
 def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
-    """The outermost expressions by which a step reads variables of other positions."""
+    """The outermost expressions by which a step reads other positions' variables."""
     # A selection by position and token alone sees no variable.
     reads = dict.fromkeys(
         node
@@ -146,7 +143,7 @@ def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
 
 
 def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """The variable changes only after the change was due for ``loops`` loops."""
+    """The variable changes only once a change was due for ``loops`` loops."""
     value, due = var(name), program.step[name]
     waited = program.unused_name(f"{name}_waited")
     waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
@@ -158,7 +155,7 @@ def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> Loo
 def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> LoopProgram:
     """The variable is ``held for ever``, ``only grows``, ``only falls``, or is ``forgotten``.
 
-    A forgotten variable returns to its first value where its new value differs from the old one.
+    A forgotten variable returns to its first value where it would change.
     """
     value, due = var(name), program.step[name]
     altered = {
@@ -171,14 +168,13 @@ def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> Lo
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes each new value one loop late."""
     pending = program.unused_name(f"{name}_pending")
     memory = {pending: (program.prepare[name], program.step[name])}
     return changed(program, f"{name} delayed", when, inside={name: var(pending)}, memory=memory)
 
 
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """A value that the program keeps (:func:`keep_choice`) is recomputed after ``loops`` loops."""
+    """A kept value (:func:`keep_choice`) is recomputed after ``loops`` loops."""
     choice = keep_choice(program, name)
     assert choice is not None  # only such variables are mutated so
     keeps, anew = choice
@@ -190,7 +186,7 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
 
 
 def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
-    """Condition under which a step keeps the variable, and its expression otherwise; or None."""
+    """The condition under which a step keeps the variable, and its expression otherwise."""
     due, value = program.step[name], var(name)
     if not isinstance(due, Elementwise) or due.op not in ("or", "where"):
         return None
@@ -207,7 +203,7 @@ def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
 
 
 def recomputed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """A variable that the program only keeps is recomputed from the tokens in every loop."""
+    """A variable that is only kept is recomputed from the tokens in every loop."""
     step = {name: when.choose(program.prepare[name], var(name))}
     return changed(program, f"{name} recomputed", when, step=step)
 
@@ -240,8 +236,8 @@ def forgotten_the_second_time(
 ) -> LoopProgram:
     """The variable returns to its first value for ever after a second intervention.
 
-    Each position stores its own and its left neighbour's variable of the loop before. Neighbours
-    with different memories reveal an intervention. Their count spreads to the right.
+    Each position stores its own and its left neighbour's variable of the loop before; memories that
+    disagree reveal an intervention.
     """
     before, left, times = (
         program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
@@ -271,7 +267,6 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
 
 
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
-    """Every second loop does nothing, so the program has half the speed."""
     resting = program.unused_name("resting")
     inside = {v: where(var(resting), var(v), x) for v, x in program.step.items()}
     memory = {resting: (full(0), ~var(resting))}
@@ -281,7 +276,7 @@ def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
     """A read (:func:`reads_of_other_positions`) is computed one step further, from a loop ago.
 
-    Clean runs stay the same; a change reaches others one loop later and two positions further.
+    A change then reaches others one loop later and two positions further.
     """
     begun = program.unused_name("begun")
     reading = after_a_step(read, program)
@@ -306,7 +301,6 @@ def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def answers_ahead(program: LoopProgram) -> LoopProgram:
-    """The answer is computed from the variables one loop later."""
     return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))
 
 
@@ -334,10 +328,9 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
-    """The reader of other positions keeps a copy of the read, one step ahead, and uses it.
+    """Readers of other positions use a copy of the read, kept one step ahead; equal in clean runs.
 
-    In clean runs the copy equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller``
-    of copy and read.
+    ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
     """
     copy = program.unused_name("copied")
     trusted = {

@@ -1,4 +1,4 @@
-"""The nodes of an expression graph: interned, walked without recursion, and written as code."""
+"""Nodes of an expression graph: interned, walked without recursion, written as code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Expr(metaclass=_Interned):
         object.__setattr__(self, name, value)
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        """The code of this node, given the code of the nodes below it; see :func:`code`."""
+        """This node's code, given that of the nodes below it; see :func:`code`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return self.form.format(**{name: text.get(x, x) for name, x in fields.items()})
 
@@ -65,10 +65,7 @@ class Expr(metaclass=_Interned):
 
 
 def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
-    """Every node below the roots, once, children before parents.
-
-    ``known`` nodes and those that only they need are left out.
-    """
+    """Every node below the roots, once, children before parents; ``known`` ones are left out."""
     seen = set(known)
     order: list[Expr] = []
     stack = [(root, False) for root in reversed(list(roots))]
@@ -84,10 +81,9 @@ def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]
 
 
 def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
-    """The expression as code of :mod:`loopinterp.programs.language`.
+    """The expression as code of :mod:`loopinterp.programs.language`; a very large one is abridged.
 
-    Parts of a very large one are omitted. ``short`` writes named tables by name only; ``names``
-    replaces subexpressions.
+    ``short`` writes named tables by name only; ``names`` replaces subexpressions.
     """
     text = dict(names or {})
     for node in postorder([expr], text):

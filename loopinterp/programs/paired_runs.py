@@ -43,7 +43,7 @@ class Interventions:
 class PairedRuns:
     """Two programs, their clean runs on inputs of one length, and interventions in both.
 
-    The program already has the lag of the offset; loops are the other program's.
+    ``program`` already has the lag of the offset; loops are those of ``other``.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class PairedRuns:
         self.loops = range(max(-offset.shift, 0), n_loops + 1)
 
     def clean_answers(self) -> tuple[Int[Tensor, "loop input pos"], Int[Tensor, "loop input pos"]]:
-        """Clean answers of both, at the loops that both have."""
+        """Clean answers at the loops that both have."""
         loops = torch.tensor(self.loops)
         first = self.program.trace.outputs[loops + self.program.shift]
         return first, self.other.trace.outputs[loops]
 
     def local_states(self, position: int) -> Int[Tensor, "value loop input"]:
-        """What an interchange at a position moves: token and both programs' variables."""
+        """The state at a position: its token and both programs' variables."""
         loops = torch.tensor(self.loops)
         token = self.batch.inputs[:, position].expand(len(loops), -1)
         # [loop, input] for each variable of both programs
@@ -116,7 +116,6 @@ class PairedRuns:
             return (_uniform(len(base), generator) * below).long()
 
         def source_loops(loop: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-            """The same loop for half of the rows, another one for the rest."""
             other = (loop - loops.start + 1 + draw(len(loops) - 1)) % len(loops) + loops.start
             return torch.where(_uniform(len(base), generator) < 0.5, loop, other)
 
@@ -162,9 +161,8 @@ class PairedRuns:
 
 
 class _OneRun:
-    """A program's clean run on all inputs, and runs that continue from a changed state.
-
-    Loops and positions are the other program's (``shift`` and ``offset``: see ProgramOffset).
+    """A program's clean run, and runs that continue from a changed state; loops are the other
+    program's.
     """
 
     def __init__(
@@ -244,16 +242,14 @@ class RepeatedStates:
 
     @property
     def share(self) -> float:
-        """Share of states with different programs, among those with any change."""
+        """Share of states at which the programs differ, among those with any change."""
         return self.differ / max(self.changes, self.differ, 1)
 
 
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
     """Follow two programs through the states after two interchanges; whether through all of them.
 
-    Distinct states are followed loop by loop. States after one interchange are clean states with
-    one position replaced, and successors of such states; states after two come from these. If there
-    are too many, a sample is followed.
+    If there are too many, a sample is followed.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none
@@ -285,7 +281,6 @@ class _JointStates:
         return torch.cat([torch.arange(len(self.inputs))[:, None], *values], dim=1)
 
     def limited(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
-        """Distinct states, at most as many as are followed."""
         return self._some(_distinct(rows), self.most_numbers // rows.shape[1])
 
     def interchanged(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:

@@ -85,7 +85,6 @@ class LoopProgram(ShortRepr):
     The tokens can be read at every loop, like the injected input of a looped transformer.
 
     Args:
-        name: Name of the program.
         task: Name of the task it solves.
         inputs: The meaning of each input token 0 .. len(inputs) - 1.
         prepare: Variable -> value before the first loop; may read only the tokens.
@@ -172,7 +171,7 @@ class LoopProgram(ShortRepr):
         return type(self), tuple(dict(x) if isinstance(x, Mapping) else x for x in values)
 
     def __str__(self) -> str:
-        """A few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
+        """Its tables, ``prepare``, ``loop`` and ``finish``."""
         lines = [f"program {self.name} for {self.task}: T(n) = {self.n_loops}"]
         for node in postorder(self.expressions):
             if isinstance(node, TokMap) and node.name:
@@ -188,7 +187,7 @@ class LoopProgram(ShortRepr):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names of all variables, in the order of ``prepare``."""
+        """Names of all variables."""
         return tuple(self.prepare)
 
     @property
@@ -198,11 +197,11 @@ class LoopProgram(ShortRepr):
 
     @property
     def expressions(self) -> list[Seq]:
-        """The expressions of ``prepare`` and ``step``, and the answer."""
+        """Those of ``prepare`` and ``step``, and the answer."""
         return [*self.prepare.values(), *self.step.values(), self.finish]
 
     def unused_name(self, name: str) -> str:
-        """The name, with underscores added until no variable has it."""
+        """``name``, with underscores added until no variable has it."""
         while name in self.prepare:
             name += "_"
         return name
@@ -223,12 +222,11 @@ class LoopProgram(ShortRepr):
         """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
 
         Args:
-            tokens: Input tokens [batch, pos].
             n_loops: Loops done at the end, counted from ``prepare``.
             interventions: Values that replace computed ones; each must fall within the run.
             start_at_loop: Loops done before this run.
-            variables: Values [batch, pos] of variables after ``start_at_loop`` loops; others come
-                from ``prepare``. With ``start_at_loop > 0`` all variables that ``step`` sets are
+            variables: Values of variables after ``start_at_loop`` loops; others come from
+                ``prepare``. With ``start_at_loop > 0`` all variables that ``step`` sets are
                 required.
         """
         start = dict(variables or {})
@@ -313,11 +311,9 @@ class ProgramOffset:
         return ", ".join(parts) or "loop by loop, position by position"
 
 
-def alignments(
-    shifts: tuple[int, ...] = (0, -1, 1), offsets: tuple[int, ...] = (0, 1), lags: int = 1
-) -> Iterator[ProgramOffset]:
-    """All program offsets in a range, zeros first."""
-    for lag, offset, shift in product(range(lags + 1), offsets, shifts):
+def alignments() -> Iterator[ProgramOffset]:
+    """All program offsets that a comparison tries, zeros first."""
+    for lag, offset, shift in product((0, 1), (0, 1), (0, -1, 1)):
         yield ProgramOffset(shift, offset, lag)
 
 
@@ -338,5 +334,4 @@ def with_output_lag(program: LoopProgram, lag: int) -> LoopProgram:
 
 
 def spell_loops(n: int) -> str:
-    """``1 loop``, ``2 loops``."""
     return "1 loop" if n == 1 else f"{n} loops"

@@ -1,8 +1,7 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
-A [batch, query, key] tensor would be large. A reduction goes through the keys (several at once if
-examples are few), for all queries of many examples, as [pos, batch] tensors in the smallest
-sufficient integer type.
+A reduction goes through the keys, for all queries of many examples, as [pos, batch] tensors of the
+smallest sufficient integer type: a [batch, query, key] tensor would be large.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
 
 
 class Selection:
-    """Which keys each query selects, for a batch (of 1 where all examples agree)."""
+    """The keys that each query selects, for a batch (of 1 where all examples agree)."""
 
     def __init__(
         self,
@@ -44,14 +43,10 @@ class Selection:
             self._holds = PREDICATES[predicate]
         else:
             relation = Relation(predicate, k.device)
-            self.k, self.q, self._holds = (
-                relation.key_rows(k),
-                relation.query_columns(q),
-                relation.holds,
-            )
+            self.k, self.q = relation.key_rows(k), relation.query_columns(q)
+            self._holds = relation.holds
 
     def matrix(self) -> Bool[Tensor, "_ query key"]:
-        """The whole selection, with a batch axis of 1 where all examples agree."""
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
         for keys, queries, rows, selected in self._steps(self.batch):
             out[rows, queries, keys] = selected.permute(2, 1, 0).bool()
@@ -80,7 +75,6 @@ class Selection:
     def extreme(
         self, value: Int[Tensor, "_ pos"], mode: str, default: int
     ) -> Int[Tensor, "_ query"]:
-        """The largest or smallest selected value; ``default`` if none."""
         largest = mode == "max"
         low, high = _span(value)
         if high - low >= torch.iinfo(torch.int64).max:  # too far apart to subtract
@@ -114,7 +108,6 @@ class Selection:
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
-        """Zeros [query, batch] in an integer type that holds low to high."""
         return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
 
 
@@ -128,7 +121,6 @@ def _length(part: slice) -> int:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The least and greatest number; 0 and 0 if there are none."""
     low, high = x.aminmax() if x.numel() else (0, 0)
     return int(low), int(high)
 
@@ -203,7 +195,7 @@ PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def smallest_integers(low: int, high: int) -> torch.dtype:
-    """The smallest integer type that holds low to high; 64 bits if none does."""
+    """The smallest integer type that holds low to high, if any; else 64 bits."""
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return dtype
@@ -242,15 +234,13 @@ class Relation:
         self._table[self._rows[row] + self._columns[column]] = True
 
     def key_rows(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The start of each key's row in the table."""
         return look_up(k, self._keys, self._rows, 0)
 
     def query_columns(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The column of each query."""
         return look_up(q, self._queries, self._columns, 0)
 
     def holds(
         self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
     ) -> Bool[Tensor, "*both"]:
-        """Whether it holds for results of :meth:`keys` and :meth:`queries`, broadcast."""
+        """Whether it holds, given :meth:`key_rows` and :meth:`query_columns`, broadcast."""
         return self._table.take(keys + queries)

@@ -44,7 +44,6 @@ _countdown = where(_left > 0, _left - 1, _left)
 
 
 def _position_of(token: int, name: str, *, default: int = -1) -> Seq:
-    """The position of a token; ``default`` at positions before it."""
     return kqv(tokens, token, indices, "==", default=default, name=name)
 
 
@@ -59,8 +58,7 @@ def _token_addition() -> LoopProgram:
         pair_i   <-  pair_{i-1}                                 while left_i > 0
         answer_i =   (pair_i + carry_i) mod 2
 
-    A pair of 0 kills a carry, 1 propagates it, 2 generates one. From the ``+`` on, positions know n
-    and count down from it.
+    From the ``+`` on, positions know n and count down from it.
     """
     inputs, end = ("0", "1", "+", "=", "EOS", "BOS"), 3  # end: the pair of "=" and EOS
     is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
@@ -118,18 +116,18 @@ def _multiplication() -> LoopProgram:
     )
 
 
-def _binary_sum(most_digits: int = 20) -> LoopProgram:
+def _binary_sum() -> LoopProgram:
     """Every position reads bit 1, then bit 2, and so on, and keeps the count::
 
         count_i  <-  count_i + bit at position at_i
         at_i     <-  at_i + 1
 
-    Both are bounded by the position, so their value sets are finite.
+    Both are bounded by the position.
     """
     at, count = var("at"), var("count")
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")
-    powers = {place: 2**place for place in range(most_digits)}
-    power = tok_map(var("place"), powers, default=2**most_digits, name="power_of_2")
+    powers = {place: 2**place for place in range(20)}
+    power = tok_map(var("place"), powers, default=2**20, name="power_of_2")
     return _of_bits(
         name="binary_sum",
         task="binary_sum",
@@ -186,9 +184,8 @@ def _abacus_ripple() -> LoopProgram:
 
         carry_i  <-  column_{i-1} + carry_{i-1} > 9
 
-    ``carry`` is the carry into each place. After the longer operand a carry is the last digit of
-    the sum, and no carry is its end. The sum in the input is not read. Source: the format of
-    arXiv 2405.17399.
+    After the longer operand a carry is the last digit of the sum, and no carry is its end. The sum
+    in the input is not read. Source: the format of arXiv 2405.17399.
     """
     inputs = tuple("0123456789-+*=$")
     end, last, behind = inputs.index("$"), 19, 20  # columns right behind the longer operand, after
@@ -288,7 +285,7 @@ def prefix_mod(modulus: int) -> LoopProgram:
 def prefix_automaton(language: str) -> LoopProgram:
     """Prefixes of a regular language: ``state_i <- transitions[state_{i-1}][s_i]``.
 
-    BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered. Register
+    BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered; register
     another of :func:`~loopinterp.tasks.list_languages` with
     ``register_program(prefix_automaton("tomita1"))``.
 

@@ -49,13 +49,12 @@ class Trace(ShortRepr):
 
 
 def constant_from(values: Shaped[Tensor, "entry ..."]) -> Int[Tensor, ...]:
-    """The first entry from which values equal the last ones."""
     # Reversed, the first difference from the end, and every entry before it, count.
     return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
 
 
 class LazySelectors(Mapping[str, "Tensor"]):
-    """Selectors by name, computed on access from a run's variables; by loop, given ``n_loops``."""
+    """Selectors by name, computed on access; by loop if ``n_loops`` is given."""
 
     def __init__(
         self,
