@@ -76,8 +76,9 @@ def data_of(per: str, n: int) -> Batch:
 
 
 def interval(estimate: Any, times: float = 1, digits: int = 2) -> str:
-    """``value (low–high)``."""
-    rounded = (round(times * float(x), digits) + 0.0 for x in estimate)  # no -0.0
+    """``value (low–high)``, of numbers as the files keep them: four digits."""
+    kept = (round(float(x), 4) for x in estimate)
+    rounded = (round(times * x, digits) + 0.0 for x in kept)  # no -0.0
     value, low, high = (f"{x:.{digits}f}".replace("-", "−") for x in rounded)
     return f"{value} ({low} to {high})" if "−" in value + low else f"{value} ({low}–{high})"
 
