@@ -188,10 +188,7 @@ def _(result: Exploration) -> list[Finding]:
     n_loops, loop = int(first["n_loops"]), int(first["asked_after"])
     is_asked = (first["target"] >= 0).values
     if not is_asked.any():
-        return [
-            *findings,
-            Finding(f"{reader} reads the state after each loop.", section="explorer"),
-        ]
+        return [*findings, Finding(_final_readings(result, reader), section="explorer")]
     # [loop, pos], at the positions that are asked about
     right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, is_asked]
     n_asked, all_right, after = int(is_asked.sum()), right.all(1), right.sum(1)
@@ -208,6 +205,19 @@ def _(result: Exploration) -> list[Finding]:
     else:
         text = f"{start}, and {after[-1]} after {n_loops} (scored after {loop})."
     return [*findings, Finding(text, section="explorer")]
+
+
+def _final_readings(result: Exploration, reader: str) -> str:
+    """From which loop on the first example's positions have their last reading."""
+    n_pos, first = len(result.tokens[0]), result.data.isel(example=0)
+    # [loop, pos]
+    answer = first["answer"].isel(rank=0).values[: int(first["n_loops"]) + 1, :n_pos]
+    since = np.sort([np.max(np.nonzero(a != a[-1])[0], initial=-1) + 1 for a in answer.T])
+    text = f"{reader} has its final reading from loop {since[-1]} on"
+    if since[0] == since[-1]:
+        return f"{text}." if n_pos == 1 else f"{text} at each of the {n_pos} positions."
+    half = since[(n_pos - 1) // 2]
+    return f"{text}, at half of the {n_pos} positions from loop {half} on."
 
 
 SHARE = 65535

@@ -24,6 +24,7 @@ from loopinterp.figures.circuit_graph import (
     security_policy,
     visible_controls,
 )
+from loopinterp.pages import Exploration
 from loopinterp.pages.assets import (
     asset,
     explorer_asset,
@@ -167,7 +168,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     graphs = [view for view in views if view.html]
     drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
     facts = facts_of(record.results)
-    heading, *told = story(record, facts) if record.is_run else [record.name]
+    heading, *told = story(record, facts) if record.is_run else [record.name, *_reading(record)]
     return {
         "record": record,
         "problems": [*map(spell_problem, [*record.problems, *problems, *undrawn])],
@@ -193,6 +194,14 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "data": embedded(tables_of({record.name: record})),
         "plotly_scripts": plotly_scripts(view.flat for view in drawn),
     }
+
+
+def _reading(record: RunRecord) -> list[str]:
+    """What the model makes of the prompt, on a page that shows nothing else."""
+    match [*record.results.values()]:
+        case [Exploration() as result]:
+            return [result.findings()[-1].text]
+    return []
 
 
 def _training(origin: str) -> str | None:
@@ -293,7 +302,7 @@ def _stage_times(record: RunRecord) -> list[Figure]:
         Figure(
             title="Time by stage",
             plot=bars_with_intervals([bars], value_title="seconds"),
-            caption=f"Wall time of each stage; {seconds(times.sum())} in all.",
+            caption=f"Wall time of each stage; {seconds(times.sum())} if one after the other.",
             data=times.rename_axis("stage").reset_index(name="seconds"),
             section="made",
         )

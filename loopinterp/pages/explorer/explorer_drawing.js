@@ -11,8 +11,9 @@ export function measure(data, example, width, wordWidth) {
   const font = room > 10.5 * widest + 2 ? 10.5 : 9;
   const most = Math.max(3, Math.floor(15000 / (2 * tokens.length)));
   const cell = Math.min(Math.max(Math.min(font * widest + 1, 76), 14, Math.min(room, 46)), most);
-  const row = Math.min(Math.max(Math.floor(460 / (loops + 1)), 7), 22);
-  const arcs = data.heads.length ? 58 : 0;
+  const narrow = width < 480; // a phone, whose first screen has the grid below the facts
+  const row = Math.min(Math.max(Math.floor(460 / (loops + 1)), 7), narrow ? 18 : 22);
+  const arcs = data.heads.length ? (narrow ? 40 : 58) : 0;
   const head = { arcs, tokens: arcs + 20, target: arcs + 42, now: arcs + 74 };
   return { labels, cell, row, font, head, top: head.now + 8, width: cell * tokens.length, height: head.now + 8 + row * (loops + 1) + 2 };
 }

@@ -62,7 +62,7 @@ const figureLayout = (() => {
 
   /* Whether all that stands along a panel's x-axis are whole numbers, which have nothing between. */
   const isWhole = (data, panel) => data.every((trace) => (trace.xaxis || "x") !== axisRef("x", panel)
-    || (Array.isArray(trace.x) && trace.x.every(Number.isInteger)));
+    || (Array.isArray(trace.x) && trace.x.every((x) => x === null || Number.isInteger(x))));
 
   /* Sizes in pixels: of text, margins, panels, and how many panels stand side by side. */
   function plan(spec, layout, meta, width, most) {
