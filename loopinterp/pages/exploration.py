@@ -213,11 +213,13 @@ def _final_readings(result: Exploration, reader: str) -> str:
     # [loop, pos]
     answer = first["answer"].isel(rank=0).values[: int(first["n_loops"]) + 1, :n_pos]
     since = np.sort([np.max(np.nonzero(a != a[-1])[0], initial=-1) + 1 for a in answer.T])
-    text = f"{reader} has its final reading from loop {since[-1]} on"
-    if since[0] == since[-1]:
-        return f"{text}." if n_pos == 1 else f"{text} at each of the {n_pos} positions."
-    half = since[(n_pos - 1) // 2]
-    return f"{text}, at half of the {n_pos} positions from loop {half} on."
+    half, last = since[(n_pos - 1) // 2], since[-1]
+    if half == last:
+        return f"{reader} has its final reading from loop {last} on at all positions."
+    return (
+        f"{reader} has its final reading at half of the {n_pos} positions from loop {half} on, and "
+        f"at all of them from loop {last} on."
+    )
 
 
 SHARE = 65535

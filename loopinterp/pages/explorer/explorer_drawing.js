@@ -163,7 +163,7 @@ function drawArcs(context, data, state, sizes, theme) {
 
 /* Names of the rows, at their left. */
 export function drawLabels(context, data, state, sizes, theme) {
-  const { loops, askedAfter } = data.examples[state.example];
+  const { loops, askedAfter, free } = data.examples[state.example];
   const { head, top, row, labels } = sizes;
   context.textAlign = "right";
   context.textBaseline = "middle";
@@ -171,7 +171,7 @@ export function drawLabels(context, data, state, sizes, theme) {
   context.font = `10.5px ${theme.font}`;
   if (head.arcs) context.fillText("heads", labels - 6, head.arcs - 14);
   context.fillText("input", labels - 6, head.tokens - 9);
-  context.fillText("right", labels - 6, head.target - 11);
+  if (!free) context.fillText("right", labels - 6, head.target - 11);
   const every = [1, 2, 5, 10, 20, 50].find((step) => step * row >= 13) || 100;
   for (let loop = 0; loop <= loops; loop++) {
     if (loop % every && loop !== askedAfter) continue;

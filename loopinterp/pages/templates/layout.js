@@ -225,6 +225,8 @@ const figureLayout = (() => {
     theme(layout, spec.data);
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
     if (layout.coloraxis) layout.coloraxis.showscale = false;
+    const eye = layout.scene && layout.scene.camera && layout.scene.camera.eye;
+    if (eye && width < 560) for (const axis of "xyz") eye[axis] *= 1.3; // the titles of its axes need the room
     const meta = layout.meta && layout.meta.loopinterp;
     if (!meta) return layout;
     if (meta.parts) return flow(layout, meta.parts, width);
