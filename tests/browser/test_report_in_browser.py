@@ -262,7 +262,7 @@ def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
     assert page.locator("figure.card[data-drawn]").count() < N_FIGURES
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function(
-        f"document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
+        f"() => document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
     )
     page.wait_for_function(
         "() => [...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
