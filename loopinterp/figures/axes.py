@@ -322,7 +322,7 @@ def axis_range(
     if values and counts and not log and max(ends) - min(ends) <= 5:
         kind |= {"dtick": 1}  # no half loops
     positive = [v for v in (limits or values) if v > 0] if log else []
-    if positive and max(positive) > 20 * min(positive):  # within one decade all ticks are needed
+    if positive and max(positive) > 8 * min(positive):  # within one decade all ticks are needed
         # At most about six labels on an axis.
         decades = math.log10(max(positive) / min(positive))
         kind |= {"dtick": max(1, math.ceil(decades / 6)), "exponentformat": "power"}

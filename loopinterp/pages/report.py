@@ -206,7 +206,9 @@ def _reading(record: RunRecord) -> list[str]:
 
 def _training(origin: str) -> str | None:
     """Where a model that was not trained in the run was trained, if at all."""
-    return ("elsewhere" if origin.startswith("trained") else "none") if origin else None
+    if not origin or origin.startswith("given"):  # nothing is known of a model in memory
+        return None
+    return "elsewhere" if origin.startswith("trained") else "none"
 
 
 def _model(record: RunRecord) -> list[tuple[str, str]]:

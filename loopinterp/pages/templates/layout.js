@@ -78,6 +78,8 @@ const figureLayout = (() => {
     p.grid = meta.columns > 1 || meta.square;
     p.xTitle = panels.map((panel) => titleOf(panel.x)).find(Boolean) || "";
     p.yTitle = panels.map((panel) => titleOf(panel.y)).find(Boolean) || "";
+    // The first panel of a row has the title of all in it.
+    panels.forEach((panel, k) => { panel.yTitle = titleOf(panel.y) || (k ? panels[k - 1].yTitle : p.yTitle); });
 
     const number = panels[0].y.type === "log" ? "0.000" : "0.25";
     for (const panel of panels) panel.yLabels = panel.yNames && panel.yNames.map((name) => wrap(name, narrow ? 84 : 220, size));
@@ -161,7 +163,7 @@ const figureLayout = (() => {
       x.showticklabels = panel.lowest;
       y.showticklabels = panel.first;
       x.title = { text: panel.lowest ? p.foot : "" };
-      y.title = { text: panel.first ? beside(p.yTitle) : "" };
+      y.title = { text: panel.first ? beside(panel.yTitle) : "" };
     } else {
       x.title = { text: titleOf(x) && p.foot };
       y.title = { text: beside(titleOf(y)) };
