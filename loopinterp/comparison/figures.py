@@ -112,7 +112,7 @@ def _comparison_figures(result: ProgramComparison) -> list[Figure]:
         _misses(data, verdict.closest),
         _overall(result, data, order),
         _by_stratum(result, data, verdict.closest),
-        _duels(data, order),
+        *([_duels(data, order)] if len(order) > 1 else []),
         *_circuit(verdict),
     ]
 

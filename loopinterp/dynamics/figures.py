@@ -137,6 +137,8 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
     change = band_of(result.data["change"].sel(loop=loops), "batch")
     exact = share_of(result.data["exact"].sel(loop=loops), "batch")
     median = change.sel({ESTIMATE: "value"})
+    if not (median > 0).any():
+        return []  # no pattern ever changes, and a logarithmic axis has no place for 0
     control = Series.of("exact match", exact, control=True)
     panels = [
         LinePanel(head_lines(median.where(median > 0)), "change of pattern", y_log=True),

@@ -322,10 +322,16 @@ def axis_range(
     if values and counts and not log and max(ends) - min(ends) <= 5:
         kind |= {"dtick": 1}  # no half loops
     positive = [v for v in (limits or values) if v > 0] if log else []
-    if positive and max(positive) > 20 * min(positive):  # within one decade all ticks are needed
+    if positive and max(positive) > 8 * min(positive):  # within one decade all ticks are needed
         # At most about six labels on an axis.
         decades = math.log10(max(positive) / min(positive))
         kind |= {"dtick": max(1, math.ceil(decades / 6)), "exponentformat": "power"}
+        if decades < 2:  # a single power of ten says nothing of the scale
+            low, high = min(positive), max(positive)
+            powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            marks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+            del kind["dtick"]
+            kind["tickvals"] = [v for v in marks if low <= v <= high]
     if limits is None:
         return kind
     return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}

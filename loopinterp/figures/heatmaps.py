@@ -185,12 +185,14 @@ def loop_slider_figure(
 
 def _add_marks(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
     x, y = zip(*marks.values())
+    # Names of points on one height stand above and below by turns.
+    rank = np.argsort(np.lexsort((x, y)))
     figure.add_scatter(
         x=x,
         y=y,
         text=list(marks),
         mode="markers+text",
-        textposition="top center",
+        textposition=[("top center", "bottom center")[k % 2] for k in rank],
         # A halo, as cells may be as dark as the text.
         textfont={"color": "black", "shadow": "0 0 2px white, 0 0 2px white, 0 0 4px white"},
         marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},

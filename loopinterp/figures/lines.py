@@ -91,10 +91,22 @@ def line_panels(
         )
         figure.layout[f"yaxis{suffix(k)}"].update(
             title_text=panel.y_title if k % columns == 0 else None,
-            **axis_range(panel.y_range, panel.y_log, [v for s in panel.series for v in s.y]),
+            **axis_range(_y_range(panel), panel.y_log, [v for s in panel.series for v in s.y]),
         )
         add_references(figure, panel.references, k)
     return figure
+
+
+def _y_range(panel: LinePanel) -> tuple[float, float] | None:
+    """The panel's own limits, or 1% about values that differ by no more than rounding."""
+    values = np.concatenate([np.asarray(line.y, float) for line in panel.series] or [np.empty(0)])
+    values = values[np.isfinite(values)]
+    if panel.y_range or panel.y_log or not values.size:
+        return panel.y_range
+    middle, spread = float(values.mean()), float(np.ptp(values))
+    if not 0 < spread < 1e-4 * abs(middle):
+        return None
+    return middle - 0.01 * abs(middle), middle + 0.01 * abs(middle)
 
 
 def bars_with_intervals(

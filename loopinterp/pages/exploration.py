@@ -178,10 +178,7 @@ def _(result: Exploration) -> list[Finding]:
     n_loops, loop = int(first["n_loops"]), int(first["asked_after"])
     is_asked = (first["target"] >= 0).values
     if not is_asked.any():
-        return [
-            *findings,
-            Finding(f"{reader} reads the state after each loop.", section="explorer"),
-        ]
+        return [*findings, Finding(_final_readings(result, reader), section="explorer")]
     # [loop, pos], at the positions that are asked about
     right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, is_asked]
     n_asked, all_right, after = int(is_asked.sum()), right.all(1), right.sum(1)
@@ -198,6 +195,21 @@ def _(result: Exploration) -> list[Finding]:
     else:
         text = f"{start}, and {after[-1]} after {n_loops} (scored after {loop})."
     return [*findings, Finding(text, section="explorer")]
+
+
+def _final_readings(result: Exploration, reader: str) -> str:
+    """From which loop on the first example's positions have their last reading."""
+    n_pos, first = len(result.tokens[0]), result.data.isel(example=0)
+    # [loop, pos]
+    answer = first["answer"].isel(rank=0).values[: int(first["n_loops"]) + 1, :n_pos]
+    since = np.sort([np.max(np.nonzero(a != a[-1])[0], initial=-1) + 1 for a in answer.T])
+    half, last = since[(n_pos - 1) // 2], since[-1]
+    if half == last:
+        return f"{reader} has its final reading from loop {last} on at all positions."
+    return (
+        f"{reader} has its final reading at half of the {n_pos} positions from loop {half} on, and "
+        f"at all of them from loop {last} on."
+    )
 
 
 SHARE = 65535

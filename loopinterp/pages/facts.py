@@ -267,6 +267,8 @@ def story_of_runs(facts_by_run: Mapping[str, list[Fact]]) -> list[str]:
         counts = Counter(fact.value for fact in facts)
         parts = [f"{value} in {count} of {n_runs}" for value, count in counts.items()]
         if parts:
+            if len(facts) < n_runs:
+                parts.append(f"not measured in {n_runs - len(facts)} of {n_runs}")
             sentences.append(f"{title_of(facts)}: {', '.join(parts)} runs.")
     return sentences
 

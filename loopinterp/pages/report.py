@@ -24,6 +24,7 @@ from loopinterp.figures.circuit_graph import (
     security_policy,
     visible_controls,
 )
+from loopinterp.pages import Exploration
 from loopinterp.pages.assets import (
     asset,
     explorer_asset,
@@ -165,7 +166,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     graphs = [view for view in views if view.html]
     drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
     facts = facts_of(record.results)
-    heading, *told = story(record, facts) if record.is_run else [record.name]
+    heading, *told = story(record, facts) if record.is_run else [record.name, *_reading(record)]
     return {
         "record": record,
         "problems": [*map(spell_problem, [*record.problems, *problems, *undrawn])],
@@ -193,20 +194,34 @@ def _context(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def _reading(record: RunRecord) -> list[str]:
+    """What the model makes of the prompt, on a page that shows nothing else."""
+    match [*record.results.values()]:
+        case [Exploration() as result]:
+            return [result.findings()[-1].text]
+    return []
+
+
+def _training(origin: str) -> str | None:
+    """Where a model that was not trained in the run was trained, if at all."""
+    if not origin or origin.startswith("given"):  # nothing is known of a model in memory
+        return None
+    return "elsewhere" if origin.startswith("trained") else "none"
+
+
 def _model(record: RunRecord) -> list[tuple[str, str]]:
     config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
     runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
-    trained = record.origin and ("elsewhere" if record.origin.startswith("trained") else "none")
     known = [
         ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
         ("Made for lengths up to", config.get("max_n")),
-        ("Training", trained or None),
+        ("Training", _training(record.origin)),
         ("Steps", config.get("steps")),
         ("Seed", config.get("seed")),
     ]
@@ -287,7 +302,7 @@ def _stage_times(record: RunRecord) -> list[Figure]:
         Figure(
             title="Time by stage",
             plot=bars_with_intervals([bars], value_title="seconds"),
-            caption=f"Wall time of each stage; {seconds(times.sum())} in all.",
+            caption=f"Wall time of each stage; {seconds(times.sum())} if one after the other.",
             data=times.rename_axis("stage").reset_index(name="seconds"),
             section="made",
         )

@@ -70,6 +70,13 @@ _STRUCTURE = """() => [...document.querySelectorAll('*')]
   .map((one) => [one.tagName, ...[...one.attributes].map((a) => a.name)].join(' '))"""
 
 
+_STANDS_STILL = """() => [...document.querySelectorAll('.x-play')]
+  .every((button) => button.textContent === 'Play')"""
+
+_NEXT_FRAMES = """() => new Promise((done) =>
+  requestAnimationFrame(() => requestAnimationFrame(() => done())))"""
+
+
 def texts_of(value: Any) -> Iterator[str]:
     """All strings in a JSON value, keys included."""
     if isinstance(value, str):
@@ -181,7 +188,10 @@ def look(browser: Browser, page_path: Path) -> Counter[str]:
     page.evaluate("window.explored")
     # Figures out of sight too.
     page.evaluate("typeof report !== 'undefined' && report.drawAll()")
+    # The rows of the explorer change while it plays, and in the frame after the pointer has moved.
+    page.wait_for_function(_STANDS_STILL)
     page.mouse.move(300, 300)
+    page.evaluate(_NEXT_FRAMES)
     structure = Counter(page.evaluate(_STRUCTURE))
     assert page.evaluate("window.ran") == []
     assert complaints == []

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 from loopinterp.core.results import Figure, figures_of, findings_of
-from loopinterp.figures import LinePanel, Series, line_panels
+from loopinterp.figures import LinePanel, Series, category_maps, line_panels
 from loopinterp.figures.lines import space_figure
 from loopinterp.pages import write_comparison, write_results
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
@@ -262,7 +263,7 @@ def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
     assert page.locator("figure.card[data-drawn]").count() < N_FIGURES
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function(
-        f"document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
+        f"() => document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
     )
     page.wait_for_function(
         "() => [...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
@@ -322,6 +323,37 @@ def test_a_figure_in_space_brings_its_own_library_beside_the_flat_ones(
     page.get_by_role("button", name="Dark colours").click()  # each is drawn again, by its own
     page.wait_for_timeout(300)
     assert page.locator("figure.card .scatterlayer path.js-line").count() == 2
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_rows_of_panels_have_their_titles_and_whole_numbers_their_ticks(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    class Grid(synthetic.Synthetic, kind="grid"):
+        pass
+
+    line = [Series("way", [1, 2, 3], [0.1, 0.5, 0.7])]
+    rows = [LinePanel(line, title) for title in ("share", "share", "bits", "bits")]
+    cells = xr.DataArray([[0.0, 1.0]], {"token": ["a"], "message": [0, 1]}, ["token", "message"])
+    plots = {
+        "Rows": line_panels(rows, x_title="x", columns=2),
+        "Map": category_maps({"": cells}, {"no": "blue", "yes": "red"}),
+    }
+    findings_of.register(Grid, lambda _: [])
+    figures = [Figure(title=title, plot=plot, caption="") for title, plot in plots.items()]
+    figures_of.register(Grid, lambda _: figures)
+    found = Grid.of(synthetic.Took(1.0), section="other")
+    opened = Opener(browser, write_results({"a": found}, tmp_path / "page.html", title="x"))(width)
+    page = opened.page
+    page.evaluate("report.drawAll()")
+    titles, ticks = page.evaluate("""() => {
+      const [rows, map] = document.querySelectorAll('figure.card');
+      const texts = (figure, what) => [...figure.querySelectorAll(what)].map((t) => t.textContent);
+      return [texts(rows, "text[class^='y'][class$='title']"), texts(map, '.xtick text')];
+    }""")
+    assert list(dict.fromkeys(titles)) == ["share", "bits"]
+    assert ticks == ["0", "1"]
     page.context.close()
 
 

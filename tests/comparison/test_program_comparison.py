@@ -342,6 +342,9 @@ def test_a_saved_comparison_says_and_shows_the_same(tmp_path):
         assert figure.plot.to_json()
     titles = [figure.title for figure in again.figures()]
     assert len(set(titles)) == len(titles) >= 5
+    # One candidate has no rival to be compared with.
+    alone = compare_programs(compiled("ripple"), ["ripple"], drawn("addition", batch_size=48))
+    assert len(alone.figures()) == len(titles) - 1
 
 
 def test_a_file_with_the_names_and_the_text_of_older_versions_is_read(tmp_path):

@@ -102,6 +102,9 @@ def test_a_head_that_never_changes_is_frozen_from_the_first_change_on(batch: Bat
     change[1:, 0, :, 0] = 0.0
     changed = dataclasses.replace(result, data=result.data.assign(change=change))
     assert changed.frozen_at().sel(layer=0, head=0) == 1
+    assert len(changed.figures()) == 1
+    change[1:] = 0.0  # of all heads: nothing to draw on a logarithmic axis
+    assert not dataclasses.replace(changed, data=changed.data.assign(change=change)).figures()
 
 
 def test_a_single_loop_is_refused(batch: Batch) -> None:

@@ -269,6 +269,16 @@ def test_cells_of_categories_have_a_colour_and_a_name_each() -> None:
         category_maps({"": one}, {"near": "blue", "far": "red"})
 
 
+def test_names_of_points_on_one_height_do_not_stand_in_one_line() -> None:
+    marks = {"middle": (0.0, 0.0), "high": (0.3, 1.0), "right": (0.5, 0.0)}
+    figure = parts(
+        heatmap_panels({"": cells([[0, 1]], pos=[0], loop=[0, 1])}, value_title="v", marks=marks)
+    )
+    (trace,) = [t for t in figure.data if t.type == "scatter"]
+    side = dict(zip(trace.text, trace.textposition))
+    assert {side["middle"], side["right"]} == {"top center", "bottom center"}
+
+
 def test_rows_with_names_are_read_from_the_top() -> None:
     named = cells([[0], [1]], head=["a", "b"], loop=[0])
     numbered = named.assign_coords(head=[0, 1])
@@ -380,3 +390,23 @@ def test_few_whole_numbers_have_a_tick_each_unless_the_axis_is_longer() -> None:
     assert short.xaxis.dtick == short.yaxis.dtick == 1
     long = parts(line_figure(series, x_title="x", y_title="y", y_range=(0, 500))).layout
     assert long.yaxis.dtick is None
+
+
+def test_differences_of_rounding_do_not_fill_the_axis() -> None:
+    rounding = [Series("norm", [0, 1, 2], [1.73205, 1.7320501, 1.73205])]
+    small = [Series("norm", [0, 1, 2], [1.73, 1.74, 1.75])]
+    even = [Series("norm", [0, 1, 2], [2.0, 2.0, 2.0])]
+    panels = [LinePanel(lines, "norm") for lines in (rounding, small, even)]
+    layout = parts(line_panels(panels, x_title="loop")).layout
+    low, high = layout.yaxis.range
+    assert low < 1.72 and high > 1.74
+    assert layout.yaxis2.range is None and layout.yaxis3.range is None
+
+
+def test_a_logarithmic_axis_of_less_than_two_decades_has_more_than_one_tick() -> None:
+    series = [Series("directions", [0, 1, 2], [2.9, 6.2, 63.3])]
+    axis = parts(line_figure(series, x_title="x", y_title="y", y_log=True)).layout.yaxis
+    assert list(axis.tickvals) == [5, 10, 20, 50] and axis.dtick is None
+    wide = [Series("residual", [0, 1, 2], [1, 1e-3, 1e-6])]
+    axis = parts(line_figure(wide, x_title="x", y_title="y", y_log=True)).layout.yaxis
+    assert axis.tickvals is None and axis.dtick == 1

@@ -49,3 +49,8 @@ test("an answer that a program leaves open is a question, neither right nor wron
   const one = { ...data(1, 1), cell: () => ({ target: "y", right: null, open: true, sureness: 1, answers: [{ symbol: "" }] }) };
   assert.deepEqual(look(one, state, 1, 0), { word: "?", colour: "muted", strength: 0.08, marked: false });
 });
+
+test("on a phone rows and arcs are lower, so that the grid is on the first screen", () => {
+  const [phone, desk] = [332, 900].map((width) => measure(data(9, 9), 0, width, widths));
+  assert.ok(phone.height <= 310 && phone.row >= 16 && desk.row === 22);
+});

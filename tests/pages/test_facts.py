@@ -325,4 +325,4 @@ def test_facts_of_different_studies_stand_under_their_topic() -> None:
 def test_of_several_runs_equal_facts_are_counted(results: dict[str, Result]) -> None:
     facts = facts_of(results)
     told = story_of_runs({"a": facts, "b": facts, "c": []})
-    assert len(told) == 3 and all("in 2 of 3 runs" in text for text in told)
+    assert len(told) == 3 and all("in 2 of 3, not measured in 1 of 3 runs" in text for text in told)

@@ -168,11 +168,11 @@ function fillPanels(parts, data, state) {
   })));
   const inside = Array.from({ length: loop ? data.inners : 0 }, (_, k) => {
     const { symbol, probability } = data.inner(example, loop, pos, k);
-    return [`after layer ${k}`, `${symbol} ${probability.toFixed(4)}`];
+    return [`layer ${k}`, `${symbol} ${probability.toFixed(4)}`];
   });
   fillFacts(parts.facts, [
-    ["right answer", cell.target ?? "none is scored"], ...(data.has("entropy") ? [["entropy (bits)", spell(cell.entropy)]] : []),
-    ...(data.has("moved") ? [["moved (relative)", loop ? spell(cell.moved) : "–"]] : []), ...inside,
+    ["right answer", cell.target ?? "none"], ...(data.has("entropy") ? [["entropy (bits)", spell(cell.entropy)]] : []),
+    ...(data.has("moved") ? [["residual", loop ? spell(cell.moved) : "–"]] : []), ...inside,
   ]);
   parts.looks.fill(data.heads.flatMap(({ name }, k) =>
     head >= 0 && head !== k ? [] : data.looks(example, loop, pos, k).filter((one, nth) => nth < 4 || head === k).map((one) => ({
@@ -289,7 +289,7 @@ function show(element, data, options) {
     parts.said.textContent = example.said;
     parts.slider.max = String(example.loops);
     parts.slider.value = String(state.loop);
-    const asked = state.loop === example.askedAfter ? ", scored" : "";
+    const asked = state.loop === example.askedAfter && !example.free ? ", scored" : "";
     parts.output.textContent = `loop ${state.loop} of ${example.loops}${asked}`;
     parts.slider.setAttribute("aria-valuetext", parts.output.textContent);
     parts.play.textContent = state.playing ? "Pause" : "Play";

@@ -11,8 +11,9 @@ export function measure(data, example, width, wordWidth) {
   const font = room > 10.5 * widest + 2 ? 10.5 : 9;
   const most = Math.max(3, Math.floor(15000 / (2 * tokens.length)));
   const cell = Math.min(Math.max(Math.min(font * widest + 1, 76), 14, Math.min(room, 46)), most);
-  const row = Math.min(Math.max(Math.floor(460 / (loops + 1)), 7), 22);
-  const arcs = data.heads.length ? 58 : 0;
+  const narrow = width < 480; // a phone, whose first screen has the grid below the facts
+  const row = Math.min(Math.max(Math.floor(460 / (loops + 1)), 7), narrow ? 18 : 22);
+  const arcs = data.heads.length ? (narrow ? 40 : 58) : 0;
   const head = { arcs, tokens: arcs + 20, target: arcs + 42, now: arcs + 74 };
   return { labels, cell, row, font, head, top: head.now + 8, width: cell * tokens.length, height: head.now + 8 + row * (loops + 1) + 2 };
 }
@@ -162,7 +163,7 @@ function drawArcs(context, data, state, sizes, theme) {
 
 /* Names of the rows, at their left. */
 export function drawLabels(context, data, state, sizes, theme) {
-  const { loops, askedAfter } = data.examples[state.example];
+  const { loops, askedAfter, free } = data.examples[state.example];
   const { head, top, row, labels } = sizes;
   context.textAlign = "right";
   context.textBaseline = "middle";
@@ -170,7 +171,7 @@ export function drawLabels(context, data, state, sizes, theme) {
   context.font = `10.5px ${theme.font}`;
   if (head.arcs) context.fillText("heads", labels - 6, head.arcs - 14);
   context.fillText("input", labels - 6, head.tokens - 9);
-  context.fillText("right", labels - 6, head.target - 11);
+  if (!free) context.fillText("right", labels - 6, head.target - 11);
   const every = [1, 2, 5, 10, 20, 50].find((step) => step * row >= 13) || 100;
   for (let loop = 0; loop <= loops; loop++) {
     if (loop % every && loop !== askedAfter) continue;

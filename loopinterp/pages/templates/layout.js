@@ -62,7 +62,7 @@ const figureLayout = (() => {
 
   /* Whether all that stands along a panel's x-axis are whole numbers, which have nothing between. */
   const isWhole = (data, panel) => data.every((trace) => (trace.xaxis || "x") !== axisRef("x", panel)
-    || (Array.isArray(trace.x) && trace.x.every(Number.isInteger)));
+    || (Array.isArray(trace.x) && trace.x.every((x) => x === null || Number.isInteger(x))));
 
   /* Sizes in pixels: of text, margins, panels, and how many panels stand side by side. */
   function plan(spec, layout, meta, width, most) {
@@ -78,6 +78,8 @@ const figureLayout = (() => {
     p.grid = meta.columns > 1 || meta.square;
     p.xTitle = panels.map((panel) => titleOf(panel.x)).find(Boolean) || "";
     p.yTitle = panels.map((panel) => titleOf(panel.y)).find(Boolean) || "";
+    // The first panel of a row has the title of all in it.
+    panels.forEach((panel, k) => { panel.yTitle = titleOf(panel.y) || (k ? panels[k - 1].yTitle : p.yTitle); });
 
     const number = panels[0].y.type === "log" ? "0.000" : "0.25";
     for (const panel of panels) panel.yLabels = panel.yNames && panel.yNames.map((name) => wrap(name, narrow ? 84 : 220, size));
@@ -161,7 +163,7 @@ const figureLayout = (() => {
       x.showticklabels = panel.lowest;
       y.showticklabels = panel.first;
       x.title = { text: panel.lowest ? p.foot : "" };
-      y.title = { text: panel.first ? beside(p.yTitle) : "" };
+      y.title = { text: panel.first ? beside(panel.yTitle) : "" };
     } else {
       x.title = { text: titleOf(x) && p.foot };
       y.title = { text: beside(titleOf(y)) };
@@ -225,6 +227,8 @@ const figureLayout = (() => {
     theme(layout, spec.data);
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
     if (layout.coloraxis) layout.coloraxis.showscale = false;
+    const eye = layout.scene && layout.scene.camera && layout.scene.camera.eye;
+    if (eye && width < 560) for (const axis of "xyz") eye[axis] *= 1.3; // the titles of its axes need the room
     const meta = layout.meta && layout.meta.loopinterp;
     if (!meta) return layout;
     if (meta.parts) return flow(layout, meta.parts, width);
