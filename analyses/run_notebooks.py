@@ -61,7 +61,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     os.environ.update(settings)
     try:
         resources = {"metadata": {"path": folder}}
-        NotebookClient(notebook, timeout=600, resources=resources).execute()
+        NotebookClient(notebook, timeout=600, startup_timeout=600, resources=resources).execute()
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -80,7 +80,8 @@ def stage_one(model: OuroForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
 def train_gate(model: OuroForCausalLM, n_steps: int, seed: int, ahead: bool = False) -> None:
     """Stage II: the gate goes on after a loop that lowered the loss; ``ahead``: before one."""
     generator = torch.Generator().manual_seed(seed + 1000)
-    optimiser = torch.optim.Adam(model.model.early_exit_gate.parameters(), lr=1e-2)
+    weights = [*model.model.early_exit_gate.parameters()]
+    optimiser = torch.optim.Adam(weights, lr=1e-2)
     for _ in range(n_steps):
         batch = TASK.sample(LENGTH, batch_size=32, generator=generator)
         loss, gate, _ = run(model, batch)
@@ -88,7 +89,7 @@ def train_gate(model: OuroForCausalLM, n_steps: int, seed: int, ahead: bool = Fa
         go_on = (SLOPE * (gain - LEAST_GAIN)).sigmoid()
         optimiser.zero_grad()
         labelled = gate[:-1] if ahead else gate[1:]  # [loop - 1, batch, pos]
-        F.binary_cross_entropy_with_logits(labelled, 1 - go_on).backward()
+        F.binary_cross_entropy_with_logits(labelled, 1 - go_on).backward(inputs=weights)
         optimiser.step()
 
 

@@ -338,16 +338,16 @@ def picked(
     cells: pd.DataFrame, rule: str, scope: str | None = None, choice: str = "middle"
 ) -> pd.DataFrame:
     """The rows of a rule, by distribution and length."""
-    rows = cells.query("rule == @rule")
+    rows = cells.loc[cells["rule"] == rule]
     if scope is not None:
-        rows = rows.query("reads == @scope and choice == @choice")
+        rows = rows.loc[(rows["reads"] == scope) & (rows["choice"] == choice)]
     return rows.set_index(["distribution", "length"]).sort_index()
 
 
 def by_model(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The rows of each model: the zoo's in the order of MODELS, then runs."""
     for name in dict.fromkeys([*MODELS, *cells["model"]]):
-        if len(rows := cells.query("model == @name")):
+        if len(rows := cells.loc[cells["model"] == name]):
             yield name, rows
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ import pytest
 from analyses import fixed_point_grid
 from analyses.fixed_point_grid import FILE, GRIDS, PAGE, axes, claims_table, tables
 from analyses.tables_in_pages import PAGES, RESULTS, put
+from loopinterp.dynamics import local_stability_study
 from loopinterp.training import Sweep
 
 SWEEPS = Path(fixed_point_grid.__file__).parent / "sweeps"
@@ -44,6 +46,8 @@ def test_it_trains_measures_and_writes_its_tables(
     tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
     only = ["--only", "external recall, pre, loop norm", "--seeds", "0", "--examples", "4"]
     monkeypatch.setattr(fixed_point_grid, "LOOPS", (1, 16))
+    small = partial(local_stability_study, max_vectors=8, max_products=24)
+    monkeypatch.setattr(fixed_point_grid, "local_stability_study", small)
     monkeypatch.setattr(sys, "argv", ["x", "--task", "sudoku", *where, *tiny, *only])
     fixed_point_grid.main()
     row = pd.read_csv(tmp_path / FILE).iloc[0]

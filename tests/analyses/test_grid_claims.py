@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from analyses import grid_claims
 from analyses.grid_claims import CLAIMS, contrast, holm, level, pooled, verdicts
 
 AXES = (("no", "external", "internal"), ("pre", "post"), (True, False))
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For claims that no bootstrap decides."""
+    monkeypatch.setattr(grid_claims, "RESAMPLES", 100)
 
 
 def grid(seeds: int = 3, **measures: Any) -> pd.DataFrame:
@@ -84,6 +91,7 @@ def test_the_family_is_corrected_as_holm_has_it(p: list[float]) -> None:
 SHARES = {"no": 0.2, "external": 0.9, "internal": 0.9}
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_claims_are_supported_where_all_is_as_they_say_and_contradicted_where_it_is_not() -> None:
     cells = grid(
         input_share=lambda recall, loop_norm: SHARES[recall],
@@ -107,6 +115,7 @@ def test_claims_are_supported_where_all_is_as_they_say_and_contradicted_where_it
     assert {k for k, v in words.items() if v == "contradicted"} >= {*words} - low
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_a_claim_that_models_without_a_claim_satisfy_as_well_is_vacuous() -> None:
     """Limits that iteration comes to are stable with recall and without."""
     cells = grid(input_share=0.5, reached=0.5, radius=0.6, exact_far=0.5)
@@ -131,6 +140,7 @@ def test_a_correlation_that_recall_alone_makes_is_confounded() -> None:
     assert words_of(cells)[text] == "supported"
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_a_mean_over_kinds_of_recall_hides_neither() -> None:
     """The loop norm harms with external recall, and helps with internal."""
     effect = {"no": 0.0, "external": -0.13, "internal": 0.49}
@@ -144,6 +154,7 @@ def test_a_mean_over_kinds_of_recall_hides_neither() -> None:
     assert words[claim.format("internal")] == "supported"
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_differences_within_the_noise_of_seeds_are_not_decided() -> None:
     noise, decided, n_claims = np.random.default_rng(1), 0, 0
     for _ in range(3):

@@ -92,8 +92,8 @@ def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
     shutil.copy(RESULTS / FILE, tmp_path)
     model = load_pretrained("ouro-small")
     monkeypatch.setattr(doubling, "ouro_small", lambda args, seed: model)
-    small = ["--seed", "1", "--samples", "150", "--results", str(tmp_path), "--page", str(page)]
-    monkeypatch.setattr(sys, "argv", ["doubling", *small, "--figures", str(tmp_path)])
+    where = ["--results", str(tmp_path), "--page", str(page), "--figures", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "150", *where])
     doubling.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("yes.")
     rows = pd.read_csv(tmp_path / "papers_doubling.csv").query("site != 'state'")
@@ -102,5 +102,6 @@ def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
     assert "Plotly" in (tmp_path / "doubling.html").read_text()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "20", *where])
     doubling.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("no.")

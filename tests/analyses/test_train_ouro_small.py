@@ -70,7 +70,7 @@ def test_labels_are_of_the_last_loop_or_of_the_next(
     losses = torch.tensor([2.0, 1.0, 1.0]).view(3, 1, 1)
     monkeypatch.setattr(script, "run", lambda *_: (losses, gate(states)[..., 0], None))
     model: Any = SimpleNamespace(model=SimpleNamespace(early_exit_gate=gate))
-    script.train_gate(model, 1500, seed=0, ahead=ahead)
+    script.train_gate(model, 900, seed=0, ahead=ahead)
     for value, stop in zip(gate(states).sigmoid().flatten().tolist(), stops):
         assert stop is None or value == pytest.approx(stop, abs=0.05)
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -58,6 +57,8 @@ def written(result: EdgeStudy, folder: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"split": True}, {"neurons": {"block.1.one": [0, 2]}}])
 def test_links_add_up_to_the_effects_of_tied_edges(options: Any, tmp_path: Path) -> None:
+    import jsonschema  # which takes seconds
+
     result = studied(**options)
     every = int(result.data["pruned"].count())
     document = written(result, tmp_path, score="edge_ig", count=every)
