@@ -41,6 +41,7 @@ class Attention(nn.Module):
         width = self.n_heads * self.d_head
         self.qkv = LinearMap(config.d_model, 3 * width)
         self.out = LinearMap(width, config.d_model)
+        self.projects_positions = config.abacus_target == "attention"
 
     W_Q, b_Q = _of_each_head(0, "Query")
     W_K, b_K = _of_each_head(1, "Key")
@@ -84,7 +85,13 @@ class Attention(nn.Module):
                 parts[which] = every.permute(0, 3, 1, 2)
         q, k, v = parts
         if context.qk_offset is not None:
-            q, k = q + context.qk_offset, k + context.qk_offset
+            to_q = to_k = context.qk_offset
+            if self.projects_positions:  # from [batch, 1, pos, d_model]
+                at = context.qk_offset[:, 0]
+                to_q, to_k = (
+                    torch.einsum("bpm,hmd->bhpd", at, weight) for weight in (self.W_Q, self.W_K)
+                )
+            q, k = q + to_q, k + to_k
         z = attend(q, k, v, context, tap).transpose(1, 2)
         if tap.listens("attn.hook_result"):
             out = with_weights(self.out, uncalled=True)  # no call gives what each head writes

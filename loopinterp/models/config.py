@@ -44,7 +44,9 @@ class LoopedTransformerConfig(Settings):
             grids, row by row: a bias per head and offset in rows and columns; not causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
         relative_window: Clamps distances and offsets (``relative``, ``grid``).
-        abacus_target: Where abacus positions are added: the input, or queries and keys.
+        abacus_target: Where abacus positions are added: the model's ``input``; the input of queries
+            and keys (``attention``; arXiv 2012.15832); or, equally, queries and keys themselves
+            (``qk``), which leaves the scores of the next and the previous position equal.
         abacus_max_offset: Largest random offset in training.
         abacus_window: Largest distance, in abacus positions, to an attended digit; other tokens
             are always seen, at position 0. None: any.
@@ -101,7 +103,9 @@ class LoopedTransformerConfig(Settings):
     relative_window: Annotated[
         NonNegativeInt | None, OnlyWith("positions", "relative", "grid", needed=True)
     ] = None
-    abacus_target: Annotated[Literal["input", "qk"], OnlyWith("positions", "abacus")] = "input"
+    abacus_target: Annotated[
+        Literal["input", "attention", "qk"], OnlyWith("positions", "abacus")
+    ] = "input"
     abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
     abacus_window: Annotated[NonNegativeInt | None, OnlyWith("positions", "abacus")] = None
     abacus_signs: Annotated[bool, OnlyWith("positions", "abacus")] = False

@@ -142,7 +142,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def _reads_tokens(self) -> bool:
-        on_scores = self.config.abacus_target == "qk" or self.config.abacus_window is not None
+        on_scores = self.config.abacus_target != "input" or self.config.abacus_window is not None
         return self.config.positions == "abacus" and on_scores
 
     def _init_weights(self) -> None:
@@ -204,10 +204,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return None
 
     def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        if self.config.positions != "abacus" or self.config.abacus_target != "qk":
+        if self.config.positions != "abacus" or self.config.abacus_target == "input":
             return None
         assert self.position_embedding is not None
         embedding = self.position_embedding(self._abacus_index(inputs, offset))
+        if self.config.abacus_target == "attention":
+            return embedding[:, None]
         axes = "batch pos (head d_head) -> batch head pos d_head"
         return rearrange(embedding, axes, head=self.config.n_heads)
 

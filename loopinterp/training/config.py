@@ -397,7 +397,7 @@ class TrainingConfig(_ModelAndTask):
         if self.compile and model.abacus_window is not None:
             fix = "Leave compile out, or set model.abacus_window to none."
             yield Conflict("compile", "false with model.abacus_window", fix)
-        if self.compile and model.abacus_target == "qk":
+        if self.compile and model.abacus_target != "input":
             fix = "Leave compile out, or use model.abacus_target=input."
             yield Conflict("compile", "false with abacus positions on queries and keys", fix)
         if self.compile and model.state_code:

@@ -72,6 +72,8 @@ ELSEWHERE = (
     "abacus_addition",
     "spare_loops",
     "unknown_loops",
+    "nested_loops",
+    "abacus_carries",
     "finite_models",
     "reduced_models",
     "decompiling_benchmark",

@@ -48,7 +48,7 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "zeros, surround, abacus": {
         "positions": "abacus",
-        "abacus_target": "qk",
+        "abacus_target": "attention",
         "digit_tokens": (0, 1, 2, 3),
         "n_ctx": 30,
         "n_prelude": 2,

@@ -371,3 +371,28 @@ def test_what_is_no_square_grid_and_what_is_causal_are_refused() -> None:
         model.config.replace(causal=True)
     with pytest.raises(ConfigError, match=r"^relative_window:"):
         model.config.replace(relative_window=None)
+
+
+@pytest.mark.parametrize("target", ["attention", "qk"])
+def test_positions_enter_queries_and_keys_alone(target: Any) -> None:
+    """Before their projections or after; in the second case next and previous score alike."""
+    settings = {"positions": "abacus", "n_ctx": 30, "digit_tokens": (1, 2, 3), "n_heads": 2}
+    model = build("plain", abacus_target=target, injection="sublayer", **settings).double()
+    assert model.position_embedding is not None
+    tokens = torch.tensor([[1, 2, 3, 1, 2, 3]])  # one number: positions 1 to 6
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, n_loops=1)
+        embedding = model.position_embedding(torch.arange(1, 7)).clone()
+        model.position_embedding.weight.zero_()
+        _, without = model.run_with_cache(tokens, n_loops=1)
+    added = {name: (cache[name, 0, 0] - without[name, 0, 0])[0] for name in "qkv"}  # [pos head d]
+    attention: Any = model.block[0].attn
+    for name in "qk":
+        expected = embedding.unflatten(-1, (2, -1))
+        if target == "attention":
+            weight = getattr(attention, f"W_{name.upper()}")
+            expected = torch.einsum("pm,hmd->phd", embedding, weight)
+        torch.testing.assert_close(added[name], expected)
+    assert not added["v"].any()
+    scores = torch.einsum("phd,khd->hpk", added["q"], added["k"])
+    assert torch.allclose(scores, scores.mT) == (target == "qk")

@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "digit_tokens": (0, 1, 2, 3),
         "abacus_window": 1,
         "abacus_signs": True,
+        "abacus_target": "attention",
         "n_prelude": 1,
     },
     "no norm, both ways": {"norm": "none", "final_norm": False, "causal": False},
