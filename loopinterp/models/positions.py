@@ -88,7 +88,7 @@ class AttentionContext:
     window: int | None = None  # block by block, within a causal window of so many keys
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines of the angles [pos, d_head]
     # The abacus embedding: added to queries and keys; or [batch, 1, pos, d_model], to their input.
-    qk_offset: Float[Tensor, "batch #head pos d"] | None = None
+    qk_offset: Float[Tensor, "#batch #head pos d"] | None = None
     # From the keys and values of each layer in turn to all that attention reads.
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     # Another function of queries, keys and values, for any arrangement of positions.
