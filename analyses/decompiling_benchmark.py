@@ -31,7 +31,7 @@ from torch import nn
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.comparison import reduction_study
-from loopinterp.comparison.reduced_model import ENOUGH, SAME_LOOP
+from loopinterp.comparison.reduced_model import ENOUGH
 from loopinterp.comparison.rule import LEAST_INPUTS
 from loopinterp.core.errors import InputError
 from loopinterp.decompiler import decompile
@@ -326,7 +326,7 @@ class Subject:
             model,
             at,
             ranks=[2**k for k in range(config.n_embd.bit_length()) if 2**k < config.n_embd],
-            kinds=(SAME_LOOP,),
+            kinds=("same loop",),
             at_end=True,
             pairs=min(int(PAIRS / asked), MOST_NUMBERS // config.n_embd),
         )
@@ -334,7 +334,7 @@ class Subject:
         for n in found.data["n"].values.tolist():
             for rank in found.data["rank"].values.tolist():
                 share = found.weakest(rank, n=n).share
-                cell = found.data.sel(kind=SAME_LOOP, n=n, rank=rank)
+                cell = found.data.sel(kind="same loop", n=n, rank=rank)
                 clean = cell["undisturbed"].values.tolist()
                 rows.append({
                     **about, "n": n, "rank": rank,

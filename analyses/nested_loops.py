@@ -100,7 +100,8 @@ class SortedDigits(InWords):
         inputs = torch.cat([first, digits, last, end], dim=1)
         return Batch(inputs, self.targets(inputs), n, n * n)
 
-    def targets(self, inputs: Tensor) -> Tensor:
+    def targets(self, inputs: Any) -> Tensor:
+        inputs = getattr(inputs, "inputs", inputs)
         n = inputs.shape[1] // 2
         ordered = inputs[:, 1 : n + 1].sort(dim=1).values
         return torch.cat([torch.full_like(inputs[:, : n + 1], IGNORE), ordered], dim=1)

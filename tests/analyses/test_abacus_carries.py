@@ -11,6 +11,7 @@ import torch
 from analyses.abacus_carries import FILE, Sums, barred, changed_tokens, draw, interchanges, tables
 from analyses.tables_in_pages import PAGES, put
 from loopinterp.tasks import IGNORE
+from loopinterp.tasks.abacus import ALPHABET
 from loopinterp.zoo import load_pretrained
 
 
@@ -42,7 +43,7 @@ class Adder:
         self.rule = rule
 
     def __call__(self, inputs: torch.Tensor, *, n_loops: int) -> torch.Tensor:
-        n = (inputs[0] == 10 + 1).nonzero()[0].item()  # the place of the +
+        n = inputs[0].tolist().index(ALPHABET.index("+"))
         a, b, written = inputs[:, :n], inputs[:, n + 1 : 2 * n + 1], inputs[:, 2 * n + 2 :]
         logits, carry = torch.zeros(*inputs.shape, 15), torch.zeros(len(a), dtype=torch.long)
         for k in range(n - 1):
