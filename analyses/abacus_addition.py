@@ -26,36 +26,35 @@ from loopinterp.training import Run, TrainingConfig
 
 FILE = RESULTS / "abacus_addition.json"
 SEEDS = ("abacus-long", "seed-1", "seed-2", "seed-3", "seed-4")
-_INPUT = "model.abacus_target=input"
-_QK = "model.abacus_target=qk"
+_SIGNS = "model.abacus_signs=true"
 CHANGES = {
     "abacus-long": "-",
     **{name: f"seed={name[-1]}" for name in SEEDS[1:]},
+    "signs": _SIGNS,
+    **{f"signs-{seed}": f"{_SIGNS}, seed={seed}" for seed in range(1, 5)},
+    "signs-last": f"{_SIGNS}, objective.kind=last",
+    "signs-last-1": f"{_SIGNS}, objective.kind=last, seed=1",
+    "signs-loops-1": f"{_SIGNS}, objective.kind=last, objective.n_loops=1",
+    "signs-loops-2": f"{_SIGNS}, objective.n_loops=2",
+    "signs-loops-2-1": f"{_SIGNS}, objective.n_loops=2, seed=1",
+    "signs-loops-8": f"{_SIGNS}, objective.n_loops=8",
+    "signs-equal": f"{_SIGNS}, distribution=equal",
+    "signs-input": f"{_SIGNS}, model.injection=input",
+    "signs-none": f"{_SIGNS}, model.injection=none",
+    "signs-offset-0": f"{_SIGNS}, model.abacus_max_offset=0",
+    "signs-offset-16": f"{_SIGNS}, model.abacus_max_offset=16",
+    "signs-small": f"{_SIGNS}, model.position_std=none",
+    "signs-attention": f"{_SIGNS}, model.abacus_target=attention",
+    **{
+        f"signs-attention-{seed}": f"{_SIGNS}, model.abacus_target=attention, seed={seed}"
+        for seed in (1, 2, 3)
+    },
+    "signs-qk": f"{_SIGNS}, model.abacus_target=qk",
+    "signs-qk-long": f"{_SIGNS}, model.abacus_target=qk, steps=12000",
+    "signs-qk-long-1": f"{_SIGNS}, model.abacus_target=qk, steps=12000, seed=1",
     "no-positions": "model.positions=none",
     "no-positions-1": "model.positions=none, seed=1",
     "fire": "model.positions=fire",
-    "qk": _QK,
-    "qk-long": f"{_QK}, steps=12000",
-    "qk-long-1": f"{_QK}, steps=12000, seed=1",
-    "input": _INPUT,
-    **{f"input-{seed}": f"{_INPUT}, seed={seed}" for seed in range(1, 5)},
-    "input-no-signs": f"{_INPUT}, model.abacus_signs=false",
-    **{
-        f"input-no-signs-{seed}": f"{_INPUT}, model.abacus_signs=false, seed={seed}"
-        for seed in range(1, 5)
-    },
-    "input-last": f"{_INPUT}, objective.kind=last",
-    "input-last-1": f"{_INPUT}, objective.kind=last, seed=1",
-    "input-loops-1": f"{_INPUT}, objective.kind=last, objective.n_loops=1",
-    "input-loops-2": f"{_INPUT}, objective.n_loops=2",
-    "input-loops-2-1": f"{_INPUT}, objective.n_loops=2, seed=1",
-    "input-loops-8": f"{_INPUT}, objective.n_loops=8",
-    "input-equal": f"{_INPUT}, distribution=equal",
-    "input-injection-input": f"{_INPUT}, model.injection=input",
-    "input-injection-none": f"{_INPUT}, model.injection=none",
-    "input-offset-0": f"{_INPUT}, model.abacus_max_offset=0",
-    "input-offset-16": f"{_INPUT}, model.abacus_max_offset=16",
-    "input-small": f"{_INPUT}, model.position_std=none",
 }
 """What each measured run changes of the recipe."""
 
@@ -96,7 +95,7 @@ def main() -> None:
 
 
 def measured(model: Any, samples: int, name: str, *, n_loops: int) -> dict[str, Any]:
-    """Exact match by rule and offset; of the seeds also what is barred.
+    """Exact match by rule and offset; of the seeds also what is barred, and where errors begin.
 
     Of the recipe's own run there are numbers of loops and shares of attention as well.
     """
@@ -124,6 +123,11 @@ def measured(model: Any, samples: int, name: str, *, n_loops: int) -> dict[str, 
             for n, batch in batches.items()
             for rule in RULES
         ]
+        found["errors"] = [
+            {"n": n, "offset": offset} | errors(models["window"], batch, offset)
+            for offset in fits
+            for n, batch in batches.items()
+        ]
     if name == SEEDS[0]:
         found["loops"] = [
             {"n": n, "loops": loops}
@@ -131,7 +135,7 @@ def measured(model: Any, samples: int, name: str, *, n_loops: int) -> dict[str, 
             for n, batch in batches.items()
             for loops in LOOPS
         ]
-        found["attention"] = shares(models["window"], batches[24])
+        found["attention"] = [row for n in (8, 24) for row in shares(models["none"], batches[n])]
     return found
 
 
@@ -165,6 +169,23 @@ def exact(
     logits = model.run_with_hooks(batch.inputs, fwd_hooks=list(hooks), **options)
     right = (logits.argmax(-1) == batch.targets) | (batch.targets == IGNORE)
     return float(right.all(1).float().mean())
+
+
+@torch.no_grad()
+def errors(model: LoopedTransformer, batch: Batch, offset: int) -> dict[str, float]:
+    """Shares of answers by their first wrong token: of the first two, the last three, or between.
+
+    The last three are the final digit or two, and the end.
+    """
+    logits = model(batch.inputs, n_loops=4, position_offset=offset)
+    asked = batch.targets != IGNORE
+    wrong = asked & (logits.argmax(-1) != batch.targets)
+    first = (asked.long().cumsum(1) - 1).masked_fill(~wrong, -1)  # place in the answer
+    first = torch.where(first < 0, first.max() + 1, first).amin(1)  # [batch]
+    failed, length = wrong.any(1), asked.sum(1)
+    places = {"first": first < 2, "last": (first >= 2) & (first >= length - 3)}
+    places["between"] = ~(places["first"] | places["last"])
+    return {name: mean((failed & at).float()) for name, at in places.items()}
 
 
 def barred(
@@ -235,6 +256,7 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
     return {
         "grid": grid_table(stored),
         "bars": bars_table(stored),
+        "errors": errors_table(stored),
         "changes": changes_table(stored),
         "loops": loops_table(stored["abacus-long"]["loops"]),
         "attention": attention_table(stored["abacus-long"]["attention"]),
@@ -273,13 +295,28 @@ def changes_table(stored: dict[str, Any]) -> str:
 
 
 def bars_table(stored: dict[str, Any]) -> str:
-    """What is barred, at offset 0."""
-    rows = []
-    for name in filter(stored.__contains__, SEEDS):
-        for rule, barred_pairs in RULES.items():
-            bars = [x for x in stored[name]["bars"] if (x["rule"], x["offset"]) == (rule, 0)]
-            rows.append([name, barred_pairs, *(f"{one['exact_match']:.2f}" for one in bars)])
-    return table(["run", "barred", *map(str, LENGTHS)], rows)
+    rows = [
+        [name, offset, RULES[rule], *(f"{one['exact_match']:.2f}" for one in bars)]
+        for name in SEEDS
+        if name in stored
+        for offset in OFFSETS
+        for rule in RULES
+        for bars in [
+            [x for x in stored[name]["bars"] if (x["rule"], x["offset"]) == (rule, offset)]
+        ]
+    ]
+    return table(["run", "offset", "barred", *map(str, LENGTHS)], rows)
+
+
+def errors_table(stored: dict[str, Any]) -> str:
+    kinds = ("first", "between", "last")
+    rows = [
+        [name, one["offset"], one["n"], *(f"{one[kind]:.2f}" for kind in kinds)]
+        for name in SEEDS
+        for one in stored.get(name, {}).get("errors", [])
+        if one["n"] in (16, 24)
+    ]
+    return table(["run", "offset", "digits", "first two", "between", "last three"], rows)
 
 
 def loops_table(found: list[dict[str, Any]]) -> str:
@@ -293,8 +330,8 @@ def attention_table(found: list[dict[str, Any]]) -> str:
     for one in found:
         where = "even attention" if one["loop"] is None else f"loop {one['loop']}"
         head = "-" if one["head"] is None else one["head"]
-        rows.append([where, head, *(f"{one[kind]:.2f}" for kind in kinds)])
-    return table(["loop", "head", *kinds], rows)
+        rows.append([one["n"], where, head, *(f"{one[kind]:.2f}" for kind in kinds)])
+    return table(["digits", "loop", "head", *kinds], rows)
 
 
 if __name__ == "__main__":

@@ -99,11 +99,6 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
         [],
         "Abacus addition: two layers, four loops; writes decimal digits one by one.",
     ),
-    "abacus-long": (
-        "abacus-long",
-        [],
-        "Abacus addition that stays right beyond 8 digits: reads only digits it met in training.",
-    ),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 
