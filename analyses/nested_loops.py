@@ -41,7 +41,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.tasks import IGNORE, Batch, InWords, get_task, register_task
+from loopinterp.tasks import IGNORE, Batch, InWords, get_task
 from loopinterp.tasks.sampling import lengths
 
 SYMBOLS = 4  # digits that are sorted
@@ -105,9 +105,6 @@ class SortedDigits(InWords):
         n = inputs.shape[1] // 2
         ordered = inputs[:, 1 : n + 1].sort(dim=1).values
         return torch.cat([torch.full_like(inputs[:, : n + 1], IGNORE), ordered], dim=1)
-
-
-register_task("sorted_digits", SortedDigits)
 
 
 def selection_sort() -> LoopProgram:
