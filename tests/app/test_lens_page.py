@@ -185,7 +185,7 @@ def test_on_the_command_line(
     answer = command(*asked, "--lens", "logit", "--loops", "2", "--json").json
     assert answer["tokens"] == ["the", "cat"] and answer["lens"] == "logit"
     assert "Loading" not in command(*asked, "--no-progress").err
-    assert "The model reads" in command(*asked).out  # not a lens
+    assert "final reading" in command(*asked).out  # not a lens
     for lens in ("tuned", "jacobian"):
         refused = command(*asked, "--lens", lens)
         assert_refused(refused, "lens: expected logit, coda, or the file", "fit_tuned_lens")
