@@ -24,6 +24,7 @@ from torch import Tensor
 from analyses.abacus_addition import mean
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.interventions import InterchangePairs, InterchangeRun
+from loopinterp.interventions.engine import project, random_change
 from loopinterp.models import LoopedTransformer
 from loopinterp.probing import probe_study
 from loopinterp.tasks import IGNORE, AbacusAddition, Batch
@@ -282,12 +283,9 @@ def interchanges(model: LoopedTransformer, n: int) -> list[dict[str, Any]]:
             run = InterchangeRun(model, pairs)
             change = run.difference
             if put_in != "state":
-                change = change @ direction[:, None] * direction
+                change = project(change, direction[None])
             if put_in == "random":
-                noise = torch.randn(change.shape, generator=generator)
-                change = noise * (
-                    change.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-                )
+                change = random_change(change, generator)
             answers = run.after(run.base_state + change)  # [pair, delay, pos]
             last = answers[torch.arange(len(chosen)), LOOPS - loop, sums.queries[k[chosen]]]
             shares = {name: last == x[chosen] for name, x in wanted.items()}

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,70 +39,34 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.tasks import IGNORE, Batch, InWords, get_task
-from loopinterp.tasks.sampling import lengths
+from loopinterp.tasks import IGNORE, Batch, get_task
 
 SYMBOLS = 4  # digits that are sorted
 EQUALS, END, BOS = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2
 STRIDE = 8  # more than the positions of the numbers
 
 
-@dataclass(frozen=True)
-class Times:
-    """slope * n^2, the required number of loops of a loop inside a loop."""
-
-    slope: int = 1
+class Squared:
+    """n^2, the required number of loops of a loop inside a loop."""
 
     def __call__(self, n: int) -> int:
-        return self.slope * n * n
-
-    def __repr__(self) -> str:
-        return f"{self.slope} n^2" if self.slope > 1 else "n^2"
-
-
-@dataclass(frozen=True)
-class SortedDigits(InWords):
-    """n digits in ascending order, from the ``=`` on: ``BOS 2 0 1 = END END`` gives 0 1 2."""
-
-    name = "sorted_digits"
-    d_vocab = SYMBOLS + 3
-    d_features = None
-    d_vocab_out = SYMBOLS
-    distributions = ("uniform", "descending")
-
-    def n_loops(self, n: int) -> int:
         return n * n
 
-    def n_positions(self, n: int) -> int:
-        return 2 * n + 1
+    def __repr__(self) -> str:
+        return "n^2"
 
-    def config(self) -> dict[str, Any]:
-        return {}
 
-    def describe(self) -> str:
-        return "Sort n digits."
+def digits_to_sort(digits: Tensor) -> Batch:
+    """Digits ``[batch, n]``, and in ascending order from the ``=`` on.
 
-    def sample(self, n, *, batch_size=None, generator, distribution=None):
-        """Draw digits; the numbers of a batch are equally many."""
-        each = lengths(n, batch_size=batch_size, generator=generator)
-        digits = torch.randint(SYMBOLS, (len(each), int(each.max())), generator=generator)
-        if distribution == "descending":
-            digits = digits.sort(dim=1, descending=True).values
-        return self.of(digits)
-
-    def of(self, digits: Tensor) -> Batch:
-        """The batch of some digits ``[batch, n]``."""
-        n = torch.full((len(digits),), digits.shape[1])
-        first, last = (torch.full((len(n), 1), x) for x in (BOS, EQUALS))
-        end = torch.full((len(n), digits.shape[1] - 1), END)
-        inputs = torch.cat([first, digits, last, end], dim=1)
-        return Batch(inputs, self.targets(inputs), n, n * n)
-
-    def targets(self, inputs: Any) -> Tensor:
-        inputs = getattr(inputs, "inputs", inputs)
-        n = inputs.shape[1] // 2
-        ordered = inputs[:, 1 : n + 1].sort(dim=1).values
-        return torch.cat([torch.full_like(inputs[:, : n + 1], IGNORE), ordered], dim=1)
+    ``BOS 2 0 1 = END END`` asks for 0 1 2 at its last three positions.
+    """
+    n = torch.full((len(digits),), digits.shape[1])
+    first, last = (torch.full((len(n), 1), x) for x in (BOS, EQUALS))
+    end = torch.full((len(n), digits.shape[1] - 1), END)
+    unasked = torch.full((len(n), digits.shape[1] + 1), IGNORE)
+    targets = torch.cat([unasked, digits.sort(dim=1).values], dim=1)
+    return Batch(torch.cat([first, digits, last, end], dim=1), targets, n, n * n)
 
 
 def selection_sort() -> LoopProgram:
@@ -150,7 +112,7 @@ def selection_sort() -> LoopProgram:
             ),
         },
         finish=var("answer"),
-        n_loops=Times(),
+        n_loops=Squared(),
         doc="The least digit of those left, again and again, by a pointer to one digit a loop.",
     )
 
@@ -199,10 +161,7 @@ def repeated_addition() -> LoopProgram:
     )
 
 
-PROGRAMS: dict[str, Callable[[], LoopProgram]] = {
-    "selection_sort": selection_sort,
-    "repeated_addition": repeated_addition,
-}
+PROGRAMS = {program.name: program for program in (selection_sort(), repeated_addition())}
 CHECKED, COMPILED = 5, 4  # the lengths of all inputs, and of the compiled model
 
 
@@ -219,7 +178,7 @@ def main() -> None:
 def all_inputs(name: str, n: int) -> Batch:
     """Every input of length n."""
     if name == "selection_sort":
-        return SortedDigits().of(torch.tensor(list(product(range(SYMBOLS), repeat=n))))
+        return digits_to_sort(torch.tensor(list(product(range(SYMBOLS), repeat=n))))
     task: Any = get_task("multiplication")
     return task.encode([(a, b) for a in range(4) for b in range(2**n)], n=n, m=2)
 
@@ -232,7 +191,7 @@ def right_by_loop(program: LoopProgram, batch: Batch, n_loops: int) -> Tensor:
 
 def check(name: str, longest: int) -> None:
     """On all inputs up to a length: right after T(n) loops, unchanged after, and not one before."""
-    program = PROGRAMS[name]()
+    program = PROGRAMS[name]
     for n in range(1, longest + 1):
         n_loops = program.n_loops(n)
         right = right_by_loop(program, all_inputs(name, n), n_loops + 2 * n).all(-1)
@@ -243,7 +202,8 @@ def check(name: str, longest: int) -> None:
 def measured(name: str) -> dict[str, Any]:
     """A compiled program: its size, its agreement, where rules stop it, and interchanges."""
     check(name, CHECKED)
-    program, n_loops = PROGRAMS[name](), PROGRAMS[name]().n_loops(COMPILED)
+    program = PROGRAMS[name]
+    n_loops = program.n_loops(COMPILED)
     batch = all_inputs(name, COMPILED)
     batch = batch[torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))[:64]]
     compiled = compile_program(program, max_length=batch.inputs.shape[1])

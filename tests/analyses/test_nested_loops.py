@@ -31,7 +31,7 @@ def test_sorted_digits_are_those_of_python() -> None:
 
 
 def test_the_outer_loop_of_repeated_addition_makes_as_many_steps_as_the_first_factor() -> None:
-    program, n = PROGRAMS["repeated_addition"](), 4
+    program, n = PROGRAMS["repeated_addition"], 4
     batch = all_inputs("repeated_addition", n)
     first = batch.inputs[:, 1] + 2 * batch.inputs[:, 2]
     times = program.trace(batch.inputs, n_loops=program.n_loops(n)).variables["times"]
