@@ -26,10 +26,14 @@ from loopinterp.training import Run, TrainingConfig
 
 FILE = RESULTS / "abacus_addition.json"
 SEEDS = ("abacus-long", "seed-1", "seed-2", "seed-3", "seed-4")
-_SIGNS = "model.abacus_signs=true"
+_INPUT = "model.abacus_target=input"
+_SIGNS = f"{_INPUT}, model.abacus_signs=true"
+_QK = "model.abacus_target=qk, model.abacus_signs=true"
 CHANGES = {
     "abacus-long": "-",
     **{name: f"seed={name[-1]}" for name in SEEDS[1:]},
+    "input": _INPUT,
+    **{f"input-{seed}": f"{_INPUT}, seed={seed}" for seed in range(1, 5)},
     "signs": _SIGNS,
     **{f"signs-{seed}": f"{_SIGNS}, seed={seed}" for seed in range(1, 5)},
     "signs-last": f"{_SIGNS}, objective.kind=last",
@@ -44,14 +48,13 @@ CHANGES = {
     "signs-offset-0": f"{_SIGNS}, model.abacus_max_offset=0",
     "signs-offset-16": f"{_SIGNS}, model.abacus_max_offset=16",
     "signs-small": f"{_SIGNS}, model.position_std=none",
-    "signs-attention": f"{_SIGNS}, model.abacus_target=attention",
+    "signs-attention": "model.abacus_signs=true",
     **{
-        f"signs-attention-{seed}": f"{_SIGNS}, model.abacus_target=attention, seed={seed}"
-        for seed in (1, 2, 3)
+        f"signs-attention-{seed}": f"model.abacus_signs=true, seed={seed}" for seed in (1, 2, 3)
     },
-    "signs-qk": f"{_SIGNS}, model.abacus_target=qk",
-    "signs-qk-long": f"{_SIGNS}, model.abacus_target=qk, steps=12000",
-    "signs-qk-long-1": f"{_SIGNS}, model.abacus_target=qk, steps=12000, seed=1",
+    "signs-qk": _QK,
+    "signs-qk-long": f"{_QK}, steps=12000",
+    "signs-qk-long-1": f"{_QK}, steps=12000, seed=1",
     "no-positions": "model.positions=none",
     "no-positions-1": "model.positions=none, seed=1",
     "fire": "model.positions=fire",

@@ -1,10 +1,9 @@
 """Where the carry of decimal addition is: written digits, probes, barred attention, interchanges.
 
-    python -m analyses.abacus_carries --run runs/signs-attention --name signs-attention
+    python -m analyses.abacus_carries --run runs/abacus-long --name abacus-long
     python -m analyses.abacus_carries
 
-The first command measures a run of the recipe ``abacus-long`` with positions in attention alone
-(``--set model.abacus_target=attention --set model.abacus_signs=true``); the second writes tables of
+The first command measures a run of the recipe ``abacus-long``; the second writes tables of
 docs/results/abacus-addition.md from ``analyses/results/abacus_carries.json``. Sums have two
 operands of n digits, least significant first: ``a_0 … + b_0 … = s_0 …``. The token ``s_k`` asks for
 ``s_(k+1) = (a_(k+1) + b_(k+1) + c_(k+1)) mod 10``, with the carry ``c_(k+1)`` out of column k.
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analyses.abacus_addition import mean
+from analyses.abacus_addition import SEEDS, mean
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.interventions import InterchangePairs, InterchangeRun
 from loopinterp.interventions.engine import project, random_change
@@ -31,8 +30,6 @@ from loopinterp.tasks import IGNORE, AbacusAddition, Batch
 from loopinterp.training import Run
 
 FILE = RESULTS / "abacus_carries.json"
-RUNS = ("signs-attention", *(f"signs-attention-{seed}" for seed in (1, 2, 3)))
-"""Those of analyses/abacus_addition.py whose positions enter attention alone."""
 LENGTHS, LOOPS, SAMPLES = (8, 16), 4, 400
 BARRED = {
     "nothing": "nothing",
@@ -101,7 +98,7 @@ def written(a: Tensor, b: Tensor) -> Sums:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--run", type=Path, help="A trained run to measure.")
-    parser.add_argument("--name", choices=RUNS, default=RUNS[0], help="Which run it is.")
+    parser.add_argument("--name", choices=SEEDS, default=SEEDS[0], help="Which run it is.")
     parser.add_argument("--results", type=Path, default=FILE)
     parser.add_argument("--page", type=Path, default=PAGES / "results" / "abacus-addition.md")
     args = parser.parse_args()
@@ -301,7 +298,7 @@ def interchanges(model: LoopedTransformer, n: int) -> list[dict[str, Any]]:
 
 def tables(stored: dict[str, Any]) -> dict[str, str]:
     """The tables of the page, by name: of 16 digits, and of the first run alone but for one."""
-    one = {k: [x for x in rows if x["n"] == LENGTHS[-1]] for k, rows in stored[RUNS[0]].items()}
+    one = {k: [x for x in rows if x["n"] == LENGTHS[-1]] for k, rows in stored[SEEDS[0]].items()}
     return {
         "carry-seeds": seeds_table(stored),
         "carry-probes": probes_table(one["probes"]),
@@ -313,7 +310,7 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
 def seeds_table(stored: dict[str, Any]) -> str:
     """Of each run: which answers follow the written digit, and which digits may be barred."""
     rows = []
-    for name in filter(stored.__contains__, RUNS):
+    for name in filter(stored.__contains__, SEEDS):
         for n in LENGTHS:
             written = {x["changed"]: x for x in stored[name]["written"] if x["n"] == n}
             bars = {

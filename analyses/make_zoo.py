@@ -99,6 +99,11 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
         [],
         "Abacus addition: two layers, four loops; writes decimal digits one by one.",
     ),
+    "abacus-long": (
+        "abacus-long",
+        [],
+        "Abacus addition: one layer, four loops; most sums of 32 digits, trained to 8.",
+    ),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 
