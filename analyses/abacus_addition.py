@@ -49,9 +49,7 @@ CHANGES = {
     "signs-offset-16": f"{_SIGNS}, model.abacus_max_offset=16",
     "signs-small": f"{_SIGNS}, model.position_std=none",
     "signs-attention": "model.abacus_signs=true",
-    **{
-        f"signs-attention-{seed}": f"model.abacus_signs=true, seed={seed}" for seed in (1, 2, 3)
-    },
+    **{f"signs-attention-{seed}": f"model.abacus_signs=true, seed={seed}" for seed in (1, 2, 3)},
     "signs-qk": _QK,
     "signs-qk-long": f"{_QK}, steps=12000",
     "signs-qk-long-1": f"{_QK}, steps=12000, seed=1",
@@ -66,6 +64,8 @@ LENGTHS = (8, 12, 16, 20, 24)
 LOOPS = (1, 2, 4, 8, 16, 32)
 OFFSETS = (0, 8)
 """The least; and that which lays the positions of 24 digits in the middle of the trained ones."""
+MORE_OFFSETS = (0, 4, 8, 12)
+"""Where ten times as many other sums are read."""
 RULES = {
     "none": "nothing",
     "digits": "from digits: digits more than 8 apart",
@@ -119,6 +119,13 @@ def measured(model: Any, samples: int, name: str, *, n_loops: int) -> dict[str, 
         for a, b in CELLS
     ]
     if name in SEEDS:
+        found["offsets"] = [
+            {"n": n, "offset": offset}
+            | {"exact_match": exact(models["window"], batch, offset=offset)}
+            for n in (16, 24)
+            for batch in [cell(n, n, 10 * samples, seed=99)]
+            for offset in MORE_OFFSETS
+        ]
         found["bars"] = [
             {"n": n, "rule": rule, "offset": offset}
             | {"exact_match": barred(models["none"], batch, rule, window, offset)}
@@ -149,9 +156,9 @@ def with_window(model: LoopedTransformer, window: int | None) -> LoopedTransform
     return twin
 
 
-def cell(n_a: int, n_b: int, samples: int) -> Batch:
+def cell(n_a: int, n_b: int, samples: int, seed: int = 7) -> Batch:
     """Sums of numbers of these lengths, the same for every model."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     return AbacusAddition().sample_operands(n_a, n_b, batch_size=samples, generator=generator)
 
 
@@ -258,6 +265,7 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
     """The tables of the page, by name."""
     return {
         "grid": grid_table(stored),
+        "offsets": offsets_table(stored),
         "bars": bars_table(stored),
         "errors": errors_table(stored),
         "changes": changes_table(stored),
@@ -309,6 +317,16 @@ def bars_table(stored: dict[str, Any]) -> str:
         ]
     ]
     return table(["run", "offset", "barred", *map(str, LENGTHS)], rows)
+
+
+def offsets_table(stored: dict[str, Any]) -> str:
+    rows = [
+        [name, *(f"{one['exact_match']:.2f}" for one in stored[name]["offsets"])]
+        for name in SEEDS
+        if name in stored
+    ]
+    columns = [f"{n} x {n}, offset {offset}" for n in (16, 24) for offset in MORE_OFFSETS]
+    return table(["run", *columns], rows)
 
 
 def errors_table(stored: dict[str, Any]) -> str:
