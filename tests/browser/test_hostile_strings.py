@@ -34,7 +34,7 @@ from tests.pages import synthetic
 from tests.test_study_arguments import STUDIES
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -173,6 +173,19 @@ def hostile_and_harmless(
     return read(renamed(header, bad)), read(renamed(header, harmless(bad))), len(bad)
 
 
+def settled(page: Page) -> Counter[str]:
+    """The page's elements, once they are the same twice; a slow machine adds rows late."""
+    before = None
+    for _ in range(100):
+        page.wait_for_timeout(100)
+        page.evaluate(_NEXT_FRAMES)
+        now = Counter(page.evaluate(_STRUCTURE))
+        if now == before:
+            return now
+        before = now
+    raise AssertionError("The page's elements go on changing.")
+
+
 def look(browser: Browser, page_path: Path) -> Counter[str]:
     """Open a page with everything drawn; nothing ran and nothing was asked for."""
     opened = Opener(browser, page_path)
@@ -191,8 +204,7 @@ def look(browser: Browser, page_path: Path) -> Counter[str]:
     # The rows of the explorer change while it plays, and in the frame after the pointer has moved.
     page.wait_for_function(_STANDS_STILL)
     page.mouse.move(300, 300)
-    page.evaluate(_NEXT_FRAMES)
-    structure = Counter(page.evaluate(_STRUCTURE))
+    structure = settled(page)
     assert page.evaluate("window.ran") == []
     assert complaints == []
     assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [
