@@ -91,7 +91,7 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     ),
     "token_addition": (
         "token_addition",
-        ["seed=1"],
+        ["seed=1", "steps=8000", "optimiser.schedule=linear"],
         "Addition in tokens, most significant bit first.",
     ),
     "abacus": (
