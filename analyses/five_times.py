@@ -5,7 +5,7 @@
     python -m analyses.five_times                                      # the page alone
 
 Measured are exact match from one to five times the training length, and for tasks that fail: right
-places of a counter by their number of toggles (binary_sum), the state of a symbol along its path
+right places of a counter by the number of ones (binary_sum), the state of a symbol along its path
 (unique_set), and when and from where places of a product are written (multiplication). Numbers are
 kept in analyses/results/five_times.json; the tables go into docs/results/five-times.md.
 """
@@ -33,11 +33,10 @@ FILE = RESULTS / "five_times.json"
 ZOO = ("parity", "copy", "token_addition", "binary_sum", "unique_set", "multiplication")
 TIMES, FIVE = (1, 1.5, 2, 3, 4, 5), 5
 RIGHT, NONE = 0.9, 0.05
-FEW_SAMPLES, MANY_SAMPLES = 200, 1000
-SLOW = ("token_addition",)
-"""Measured with few samples at five times the training length too."""
+SAMPLES = 200
 
-COUNTED = 32  # bits of the inputs on which a counter is measured
+COUNTED = (20, 32, 48)  # bits of the inputs on which a counter is measured
+ONES = ((0, 12), (13, 19), (20, 27), (28, 32), (33, 48))
 MOVED, PATH = (18, 24, 30, 36, 48), (8, 16, 24, 36, 47)
 PRODUCTS = {"1": (1, (1, 0)), "2": (2, (0, 1)), "3": (2, (1, 1))}
 """First factors: the number of bits, and the bits, least significant first."""
@@ -50,6 +49,9 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help="Measure, and keep the numbers.")
     parser.add_argument("--name", action="append", choices=ZOO, help="Default: all, without --run.")
     parser.add_argument("--run", action="append", metavar="NAME=FOLDER", help="A trained run.")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help="At five times the length, where right."
+    )
     parser.add_argument("--results", type=Path, default=FILE)
     parser.add_argument("--page", type=Path, default=PAGES / "results" / "five-times.md")
     args = parser.parse_args()
@@ -62,22 +64,21 @@ def main() -> None:
         for name, run in runs.items():
             stored = json.loads(args.results.read_text()) if args.results.exists() else {}
             stored = {"given": [], "measured": {}} | stored
-            stored["measured"][name] = measured(run)
+            stored["measured"][name] = measured(run, args.samples)
             args.results.write_text(json.dumps(stored, indent=1) + "\n")
             print(name, stored["measured"][name]["exact"], flush=True)
     stored = json.loads(args.results.read_text())
     print(args.page, "" if rewrite(args.page, tables(stored)) else "(as it was)")
 
 
-def measured(run: Run) -> dict[str, Any]:
+def measured(run: Run, samples: int) -> dict[str, Any]:
     """Exact match of a run, and what its task's mechanism is measured by."""
     model, task = run.model(), run.task
-    few = MANY_SAMPLES if task.name not in SLOW else FEW_SAMPLES
-    exact, samples = curve(model, task, run.cutoff, many_samples=few)
+    exact, at_five = curve(model, task, run.cutoff, many_samples=samples)
     row = {"task": task.name, "seed": run.config.to_dict()["seed"], "cutoff": run.cutoff}
-    row |= {"steps": run.steps_done, "exact": exact, "samples_at_five": samples}
+    row |= {"steps": run.steps_done, "exact": exact, "samples_at_five": at_five}
     if task.name == "binary_sum":
-        row["counter"] = counter(model, task, COUNTED)
+        row["counter"] = {str(n): counter(model, task, n) for n in COUNTED}
     if task.name == "unique_set":
         row["symbols"] = symbols(model, task)
     if task.name == "multiplication":
@@ -92,20 +93,20 @@ def curve(model: Any, task: Any, cutoff: int, *, many_samples: int) -> tuple[Sha
     lowest distribution is below NONE.
     """
     longest = math.ceil(FIVE * cutoff)
-    exact = {str(cutoff): exact_match(model, task, cutoff, FEW_SAMPLES)}
+    exact = {str(cutoff): exact_match(model, task, cutoff, SAMPLES)}
     if lowest(exact[str(cutoff)]) >= RIGHT:
         last = exact_match(model, task, longest, 20)  # whether many samples are worth their time
         if lowest(last) >= RIGHT:
-            last = exact_match(model, task, longest, FEW_SAMPLES)
+            last = exact_match(model, task, longest, SAMPLES)
         if lowest(last) >= RIGHT:
-            if many_samples > FEW_SAMPLES:
+            if many_samples > SAMPLES:
                 last = exact_match(model, task, longest, many_samples)
             return exact | {str(longest): last}, many_samples
     for length in (math.ceil(k * cutoff) for k in TIMES[1:]):
         if lowest([*exact.values()][-1]) < NONE:
             return exact, None
-        exact[str(length)] = exact_match(model, task, length, FEW_SAMPLES)
-    return exact, FEW_SAMPLES if str(longest) in exact else None
+        exact[str(length)] = exact_match(model, task, length, SAMPLES)
+    return exact, SAMPLES if str(longest) in exact else None
 
 
 def exact_match(model: Any, task: Any, length: int, samples: int) -> dict[str, float]:
@@ -136,28 +137,33 @@ def answers(
 # -- binary_sum -------------------------------------------------------------------------------
 
 
-def counter(model: Any, task: Any, n: int, samples: int = 1000) -> dict[str, dict[str, list]]:
-    """By place and toggles: the share of right bits at that place, and the number of examples.
+def counter(model: Any, task: Any, n: int, samples: int = 400) -> dict[str, Any]:
+    """Right answers and right places of the number of ones among n bits, by that number.
 
-    Place k of a counter of ones toggles ``ones >> k`` times. The probability of a one is drawn
-    uniformly, which makes all numbers of ones about equally frequent.
+    The probability of a one is drawn uniformly, which makes all numbers of ones about equally
+    frequent.
     """
     generator = torch.Generator().manual_seed(0)
     chance = torch.rand(samples, 1, generator=generator)
     bits = (torch.rand(samples, n, generator=generator) < chance).long()
     predictions, targets = answers(model, task, task.from_bits(bits, torch.full((samples,), n)))
-    return by_toggles((predictions == targets)[:, : n.bit_length()], bits.sum(1))
+    return by_ones(predictions == targets, bits.sum(1))
 
 
-def by_toggles(right: Tensor, ones: Tensor) -> dict[str, dict[str, list]]:
-    """By place and toggles, from right places ``[example, place]`` and numbers of ones."""
-    rows: dict[str, dict[str, list]] = {}
-    for place in range(right.shape[1]):
-        toggles = ones >> place
-        rows[str(place)] = {
-            str(k): [share(right[toggles == k, place]), int((toggles == k).sum())]
-            for k in toggles.unique().tolist()
-        }
+def by_ones(right: Tensor, ones: Tensor) -> dict[str, Any]:
+    """By group of numbers of ones: examples, right answers, and right places below 6.
+
+    Shapes: ``right`` ``[example, place]``, ``ones`` ``[example]``.
+    """
+    rows = {}
+    for least, most in ONES:
+        some = (ones >= least) & (ones <= most)
+        if some.any():
+            rows[f"{least}-{most}"] = {
+                "examples": int(some.sum()),
+                "answers": share(right[some].all(1)),
+                "places": [share(right[some, place]) for place in range(min(6, right.shape[1]))],
+            }
     return rows
 
 
@@ -408,7 +414,13 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
             ["model", "task", "seed", "trained to", *(f"{k} times" for k in TIMES), "samples"],
             [*exact_rows(rows), *given_rows(stored["given"])],
         ),
-        "toggles": table(["model", "place", *map(str, range(9))], toggle_rows(of["binary_sum"])),
+        "ones": table(
+            ["model", "bits", *(f"{a} to {b} ones" for a, b in ONES)],
+            ones_rows(of["binary_sum"]),
+        ),
+        "places": table(
+            ["model", "ones", *(f"place {k}" for k in range(6))], place_rows(of["binary_sum"])
+        ),
         "wrong-symbols": table(
             ["length", "distribution", "symbols asked", "wrong", "of the prompt", "by chance"],
             [
@@ -449,7 +461,8 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
         "written": table(
             [
                 *("model", *(f"{k} loops" for k in (6, 12, 18, 24))),
-                *("right bit, n = 12", "n = 24, below 12", "from 12", "bit before, from 12"),
+                "right bit at 12 bits",
+                *("right, below 12", "right, from 12", "before, below 12", "before, from 12"),
             ],
             [
                 [name, *each["products"]["written"].values(), *read_row(each["products"]["read"])]
@@ -467,7 +480,7 @@ def exact_rows(rows: dict[str, Any]) -> Iterable[list[object]]:
     for name, x in rows.items():
         lengths = [str(math.ceil(k * x["cutoff"])) for k in TIMES]
         shares = [decimals(lowest(x["exact"][n])) if n in x["exact"] else "" for n in lengths]
-        samples = x["samples_at_five"] or FEW_SAMPLES
+        samples = x["samples_at_five"] or SAMPLES
         yield [name, x["task"], x["seed"], x["cutoff"], *shares, samples]
 
 
@@ -477,23 +490,25 @@ def given_rows(given: list[dict[str, Any]]) -> Iterable[list[object]]:
         yield from exact_rows({x["name"]: x | {"samples_at_five": x["samples"]}})
 
 
-def toggle_rows(rows: dict[str, Any]) -> Iterable[list[object]]:
-    """Right places by toggles; in italics where training showed the place fewer."""
+def ones_rows(rows: dict[str, Any]) -> Iterable[list[object]]:
+    """The share of right answers, by length and number of ones."""
     for name, x in rows.items():
-        for place in map(str, range(2, 6)):
-            cells = []
-            for k in range(9):
-                right, count = x["counter"][place].get(str(k), (None, 0))
-                seen = k <= x["cutoff"] >> int(place)
-                said = "" if right is None or count < 5 else decimals(right)
-                cells.append(said if seen or not said else f"*{said}*")
-            yield [name, place, *cells]
+        for n, groups in x["counter"].items():
+            cells = (groups.get(f"{a}-{b}") for a, b in ONES)
+            yield [name, n, *(decimals(cell and cell["answers"]) for cell in cells)]
+
+
+def place_rows(rows: dict[str, Any]) -> Iterable[list[object]]:
+    """The share of right bits by place and number of ones, among the second length's bits."""
+    for name, x in rows.items():
+        for ones, cell in x["counter"][str(COUNTED[1])].items():
+            yield [name, ones.replace("-", " to "), *map(decimals, cell["places"])]
 
 
 def read_row(read: dict[str, dict[str, float]]) -> list[str]:
     short, long = read.values()
-    values = (short["right, low"], long["right, low"], long["right, high"], long["before, high"])
-    return [*map(decimals, values)]
+    parts = ("right, low", "right, high", "before, low", "before, high")
+    return [*map(decimals, (short["right, low"], *(long[part] for part in parts)))]
 
 
 def decimals(value: float | None) -> str:

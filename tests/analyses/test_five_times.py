@@ -11,11 +11,10 @@ import torch
 
 from analyses import five_times
 from analyses.five_times import (
-    FEW_SAMPLES,
     FILE,
-    MANY_SAMPLES,
+    SAMPLES,
     ZOO,
-    by_toggles,
+    by_ones,
     curve,
     exact_rows,
     factor,
@@ -26,7 +25,6 @@ from analyses.five_times import (
     read_from,
     spread,
     tables,
-    toggle_rows,
     where_wrong,
 )
 from analyses.tables_in_pages import PAGES, put
@@ -56,9 +54,9 @@ def test_rows_measured_elsewhere_stand_beside_ours() -> None:
 @pytest.mark.parametrize(
     ("reach", "lengths", "samples"),
     [
-        (99, [10, 50], MANY_SAMPLES),  # right everywhere: nothing between
+        (99, [10, 50], 1000),  # right everywhere: nothing between
         (20, [10, 15, 20, 30], None),  # stops at the first length where nothing is right
-        (40, [10, 15, 20, 30, 40, 50], FEW_SAMPLES),
+        (40, [10, 15, 20, 30, 40, 50], SAMPLES),
         (5, [10], None),
     ],
 )
@@ -69,26 +67,18 @@ def test_a_curve_stops_where_nothing_is_right(
         return {"easy": 1.0, "hard": float(length <= reach)}
 
     monkeypatch.setattr(five_times, "exact_match", exact_match)
-    found, many = curve(None, None, 10, many_samples=MANY_SAMPLES)
+    found, many = curve(None, None, 10, many_samples=1000)
     assert [*found] == [str(n) for n in lengths] and many == samples
 
 
-def test_a_place_that_fails_beyond_some_toggles_is_seen_to() -> None:
+def test_a_place_that_fails_beyond_some_ones_is_seen_to() -> None:
     ones = torch.arange(33).repeat(4)
-    limit = torch.tensor([99, 99, 5, 2])
-    right = (ones[:, None] >> torch.arange(4)) <= limit
-    rows = by_toggles(right, ones)
-    for place, most in enumerate(limit.tolist()):
-        assert all(cell[0] == float(int(k) <= most) for k, cell in rows[str(place)].items())
-    assert sum(count for _, count in rows["3"].values()) == len(ones)
-
-
-def test_toggles_that_training_did_not_show_are_in_italics() -> None:
-    counts = {str(place): {str(k): [0.5, 9] for k in range(4)} for place in range(6)}
-    rows = [*toggle_rows({"m": {"cutoff": 20, "counter": counts}})]
-    marked = {place: [str(x).startswith("*") for x in cells[:4]] for _, place, *cells in rows}
-    assert marked["3"] == [False, False, False, True]  # 20 ones toggle place 3 twice
-    assert marked["5"] == [False, True, True, True]
+    limit = torch.tensor([99, 99, 19, 99, 31, 99])
+    rows = by_ones(ones[:, None] <= limit, ones)
+    assert [*rows] == ["0-12", "13-19", "20-27", "28-32"]
+    assert sum(row["examples"] for row in rows.values()) == len(ones)
+    assert rows["13-19"]["answers"] == 1 and rows["20-27"]["answers"] == 0
+    assert rows["28-32"]["places"] == [1, 1, 0, 1, 0.8, 1]
 
 
 def test_wrong_symbols_are_told_apart() -> None:
@@ -182,4 +172,4 @@ def test_exact_rows_give_the_lowest_distribution() -> None:
     exact = {"12": {"a": 1.0, "b": 0.99}, "18": {"a": 0.02, "b": 0.5}}
     row = {"task": "copy", "seed": 0, "cutoff": 12, "exact": exact, "samples_at_five": None}
     [found] = exact_rows({"m": row})
-    assert found[4:] == ["0.990", "0.020", "", "", "", "", FEW_SAMPLES]
+    assert found[4:] == ["0.990", "0.020", "", "", "", "", SAMPLES]
