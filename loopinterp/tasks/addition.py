@@ -238,7 +238,8 @@ class Multiplication(FullOutput):
     """a * b, m bits times n bits, in the full-output format: ``BOS a_1 … a_m * b_1 … b_n = EOS …``.
 
     The least significant bit comes first; the answer has n + m bits. The length n is that of b, the
-    setting ``m`` the most bits of a. T = n m.
+    setting ``m`` the most bits of a. T is n times the bits of a, or n times the setting ``m`` with
+    ``equal_loops``.
 
     Distributions: ``"uniform"`` (a has m bits, all fair), ``"biased"`` (each factor draws the
     probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits; a's length is drawn from
@@ -262,6 +263,7 @@ class Multiplication(FullOutput):
     least_first = ("prompt", "answer")
 
     m: PositiveInt = 2
+    equal_loops: bool = False
 
     def _n_loops(self, n: int) -> int:
         return n * self.m
@@ -282,7 +284,8 @@ class Multiplication(FullOutput):
         """The batch of bits: the first ``m`` of each row of ``a``, ``n`` of ``b``."""
         check_digits(check_tokens(a, 2, "bits a")[:, : self.m], m, 2, "bits a")
         check_digits(b, n, 2, "bits b")
-        return self._batch([(a, m), same(_OPERATOR, n), (b, n)], n, n * m)
+        n_loops = n * (self.m if self.equal_loops else m)
+        return self._batch([(a, m), same(_OPERATOR, n), (b, n)], n, n_loops)
 
     @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int, m: int | None = None) -> Batch:

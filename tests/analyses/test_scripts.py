@@ -73,6 +73,7 @@ ELSEWHERE = (
     "spare_loops",
     "unknown_loops",
     "nested_loops",
+    "five_times",
     "abacus_carries",
     "finite_models",
     "reduced_models",

@@ -98,6 +98,17 @@ def test_samples_of_mixed_lengths_and_every_distribution(task, seed, longest):
         assert torch.equal(task.targets(batch), batch.targets)
 
 
+def test_equal_loops_give_a_short_first_factor_those_of_the_longest():
+    ours, equal = Multiplication(m=3), Multiplication(m=3, equal_loops=True)
+    for m in range(1, 4):
+        theirs = equal.encode([(1, 5)], n=4, m=m)
+        assert theirs.n_loops.tolist() == [12]
+        assert torch.equal(theirs.inputs, ours.encode([(1, 5)], n=4, m=m).inputs)
+    mixed = equal.sample(6, batch_size=50, seed=0, distribution="mixed")
+    assert mixed.n_loops.unique().tolist() == [18]
+    check(equal, mixed)
+
+
 def test_mixed_products_have_first_factors_of_every_length():
     task = Multiplication(m=3)
     batch = task.sample(
