@@ -5,7 +5,7 @@
     python -m analyses.five_times                                      # the page alone
 
 Measured are exact match from one to five times the training length, and for tasks that fail: right
-right places of a counter by the number of ones (binary_sum), the state of a symbol along its path
+places of a counter by the number of ones (binary_sum), the state of a symbol along its path
 (unique_set), and when and from where places of a product are written (multiplication). Numbers are
 kept in analyses/results/five_times.json; the tables go into docs/results/five-times.md.
 """
