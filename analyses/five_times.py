@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def curve(model: Any, task: Any, cutoff: int, *, many_samples: int) -> tuple[Sha
         if lowest(last) >= RIGHT:
             if many_samples > SAMPLES:
                 last = exact_match(model, task, longest, many_samples)
-            return exact | {str(longest): last}, many_samples
+            return exact | {str(longest): last}, max(many_samples, SAMPLES)
     for length in (math.ceil(k * cutoff) for k in TIMES[1:]):
         if lowest([*exact.values()][-1]) < NONE:
             return exact, None
@@ -235,10 +235,8 @@ def path_of_symbols(
     for seed, size in enumerate(samples):
         batch = task.sample(n, batch_size=size, distribution="distinct", seed=seed)
         with torch.no_grad():
-            _, cache = model.run_with_cache(
-                batch.inputs, n_loops=n, names_filter=lambda site: site.endswith("hook_state_post")
-            )
-        parts.append((torch.stack([*cache.values()]), batch.inputs[:, 1 : n + 1]))
+            _, cache = model.run_with_cache(batch.inputs, n_loops=n, names_filter="hook_state_post")
+        parts.append((cache.stack("hook_state_post"), batch.inputs[:, 1 : n + 1]))
     places = torch.arange(n)
     found = {}
     for loop in (t for t in PATH if t < n):
@@ -274,7 +272,7 @@ def cells_right(
     found = {}
     for distribution in ("few", "distinct"):
         batch = task.sample(n, batch_size=samples, distribution=distribution, seed=0)
-        hooks = [(patterns_of_the_loop(model), one_hot)] if hard else []
+        hooks = [(site, one_hot) for site in patterns_of_the_loop(model, n)] if hard else []
         with torch.no_grad():
             logits = model.run_with_hooks(batch.inputs, n_loops=n, fwd_hooks=hooks)
         right = (logits.argmax(-1) == batch.targets)[:, n + 1 :]
@@ -283,14 +281,9 @@ def cells_right(
     return found
 
 
-def patterns_of_the_loop(model: Any) -> Callable[[str], bool]:
-    """Which sites are attention patterns of the loop's layers, which follow the prelude's."""
-    before = {f"blocks.{k}" for k in range(model.config.n_prelude)}
-
-    def is_one(site: str) -> bool:
-        return site.endswith("hook_pattern") and site.partition(".attn")[0] not in before
-
-    return is_one
+def patterns_of_the_loop(model: Any, n_loops: int) -> list[str]:
+    """Sites of the attention patterns of all loops, without the prelude's."""
+    return model.addresses(n_loops).select("pattern", loops=slice(None))
 
 
 def one_hot(pattern: Tensor, hook: Any) -> Tensor:
@@ -379,11 +372,8 @@ def reading(model: Any, task: Any, n: int, cutoff: int, samples: int = 40) -> di
     batch, m = factor(task, n, "2", samples)
     loops = int(fit_to_model(model, replace(batch, task=task)).n_loops.max())
     with torch.no_grad():
-        _, cache = model.run_with_cache(
-            batch.inputs, n_loops=loops, names_filter=lambda site: site.endswith("hook_pattern")
-        )
-    layers = len(cache) // loops
-    patterns = torch.stack([*cache.values()][layers - 1 :: layers]).mean(1)  # [loop, head, q, k]
+        _, cache = model.run_with_cache(batch.inputs, n_loops=loops, names_filter="pattern")
+    patterns = cache.stack("attn.hook_pattern").mean(1)  # [loop, head, query, key]
     patterns = patterns[:, model.config.windowed_heads or 0 :].amax((0, 1))
     return read_from(patterns, first_bit=m + 2, equals=n + m + 2, n=n, cutoff=cutoff)
 
@@ -424,14 +414,7 @@ def tables(stored: dict[str, Any]) -> dict[str, str]:
         "wrong-symbols": table(
             ["length", "distribution", "symbols asked", "wrong", "of the prompt", "by chance"],
             [
-                [
-                    n,
-                    d,
-                    x["cells"],
-                    x["wrong"],
-                    x["of the prompt"],
-                    x["chance"],
-                ]
+                [n, d, *(x[key] for key in ("cells", "wrong", "of the prompt", "chance"))]
                 for each in set_of_symbols
                 for n, by_distribution in each["wrong"].items()
                 for d, x in by_distribution.items()

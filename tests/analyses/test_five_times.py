@@ -29,6 +29,7 @@ from analyses.five_times import (
 )
 from analyses.tables_in_pages import PAGES, put
 from loopinterp.tasks import Multiplication, UniqueSet
+from loopinterp.zoo import load_pretrained
 
 PAGE = PAGES / "results" / "five-times.md"
 
@@ -116,7 +117,7 @@ def test_states_are_followed_at_one_position_a_loop(speed: int) -> None:
             for t in range(1, n_loops + 1):
                 state = torch.nn.functional.one_hot(inputs, task.d_vocab).float()
                 states.append(state.roll(speed * t, dims=1))
-            return None, {f"loops.{t}.hook_state_post": x for t, x in enumerate(states)}
+            return None, SimpleNamespace(stack=lambda site: torch.stack(states))
 
     found = path_of_symbols(Mover(), task, n, samples=(400, 50))["8"]
     assert (found["within"] == 0 and found["nearest"] == 1) == (speed == 1)
@@ -125,10 +126,10 @@ def test_states_are_followed_at_one_position_a_loop(speed: int) -> None:
 
 
 def test_hard_attention_is_put_into_the_loop_alone() -> None:
-    in_loop = patterns_of_the_loop(SimpleNamespace(config=SimpleNamespace(n_prelude=1)))
+    in_loops = patterns_of_the_loop(load_pretrained("unique_set"), 5)  # one prelude layer
     sites = [f"blocks.{k}.attn.hook_pattern" for k in (0, 1, 10)]
-    assert [in_loop(site) for site in sites] == [False, True, True]
-    assert not in_loop("blocks.1.attn.hook_z")
+    assert [site in in_loops for site in sites] == [False, True, True]
+    assert "blocks.1.attn.hook_z" not in in_loops and len(in_loops) == 10
     pattern = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.4, 0.0]])
     assert one_hot(pattern, None).tolist() == [[0, 1, 0], [1, 0, 0]]
 
