@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -65,6 +65,8 @@ def evaluate_run(
     distributions: Sequence[str] | None = None,
     loops: Sequence[NonNegativeInt] = (),
     stop: Sequence[str] = (),
+    stopping_reads: Literal["answer", "state"] = "answer",
+    max_loops: NonNegativeInt | None = None,
     samples: PositiveInt = 300,
     seed: Seed = 0,
     device: str = "auto",
@@ -80,6 +82,8 @@ def evaluate_run(
         stop: Stopping rules to compare with T(n): names of
             :data:`~loopinterp.models.STOPPING_RULES`, also with a number (``residual=0.01``), or
             :data:`CALIBRATED`.
+        stopping_reads, max_loops: What they read, and the loops at which they stop in any case:
+            see :func:`~loopinterp.training.evaluate`.
         samples: Examples for each length and distribution.
     """
     from loopinterp.tasks.sampling import pick_distribution
@@ -99,6 +103,8 @@ def evaluate_run(
             distributions=distributions,
             loops=loops,
             stopping=rules,
+            stopping_reads=stopping_reads,
+            max_loops=max_loops,
             n_samples=samples,
             trained_up_to=model.cutoff if model.trained else None,
             seed=model.seed,

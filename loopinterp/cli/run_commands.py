@@ -210,6 +210,7 @@ def compile_(
     "evaluate runs/add --loops 1,2,4,8,16,32",
     "evaluate runs/add --stopping",
     "evaluate runs/add --stop max-confidence --stop residual=0.03",
+    "evaluate runs/add --stop residual --stopping-reads state --max-loops 128",
 )
 def evaluate(
     run: Run,
@@ -232,6 +233,17 @@ def evaluate(
     stopping: Annotated[
         bool, Option("--stopping", help="Compare with all of these rules.")
     ] = False,
+    stopping_reads: Annotated[
+        str,
+        Option(
+            metavar="POSITIONS",
+            help="Rules read the positions of the answer, or every one: answer or state.",
+        ),
+    ] = "answer",
+    max_loops: Annotated[
+        int | None,
+        Option(min=0, help="Rules stop after these loops in any case. Default: T(n) + 25."),
+    ] = None,
     loops: Annotated[
         str, Option(metavar="N,N,...", help="Also after these numbers of loops, at any length.")
     ] = "",
@@ -255,9 +267,10 @@ def evaluate(
         # Rules with a number of their own keep it.
         named = [rule.partition("=")[0] for rule in rules]
         rules += [rule for rule in (*STOPPING_RULES, CALIBRATED) if rule not in named]
+    limits: Any = {"stopping_reads": stopping_reads, "max_loops": max_loops}
     asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
     result = loopinterp.app.workflow.evaluate_run(
-        run, loops=loop_counts, stop=rules, **asked_for, **options
+        run, loops=loop_counts, stop=rules, **limits, **asked_for, **options
     )
     cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
     document: dict[str, Any] = {

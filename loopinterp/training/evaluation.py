@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 # Baselines of stopping rules: the answer read at T(n), at the one number of loops at which most
 # examples of a cell are right, and of each example at the first loop at which it is right.
+_PAST_T = 25  # loops past T(n) that rules may run
 ORACLE, BEST, ANY = "oracle T(n)", "best loop in hindsight", "any loop right"
 
 
@@ -76,6 +77,7 @@ class EvaluationResult(Result, kind="evaluation"):
         depth: Loops of a model with the same number at every length; else None.
         answered_after: The loops after which the answer is read, such as ``T(n) + 1``.
         not_judged: Distributions of the task that were left out.
+        stopping_reads: The positions that stopping rules read, ``answer`` or ``state`` (all).
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -101,6 +103,7 @@ class EvaluationResult(Result, kind="evaluation"):
     depth: int | None = None
     answered_after: str = "T(n)"
     not_judged: Sequence[str] = ()
+    stopping_reads: str = "answer"
 
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
         """The lowest exact match over distributions; by default at the extra loops closest to 0."""
@@ -131,7 +134,8 @@ def evaluate(
     extra_loops: Sequence[int] = (0,),
     loops: Sequence[NonNegativeInt] = (),
     stopping: Mapping[str, StoppingRule] | None = None,
-    stopping_margin: NonNegativeInt = 25,
+    stopping_reads: Literal["answer", "state"] = "answer",
+    max_loops: NonNegativeInt | None = None,
     n_samples: PositiveInt = 300,
     trained_up_to: PositiveInt | None = None,
     seed: Seed = 0,
@@ -148,7 +152,9 @@ def evaluate(
         extra_loops: Loops relative to T(n); may be negative.
         loops: Absolute numbers of loops.
         stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some).
-        stopping_margin: Loops past T(n) after which an example is stopped in any case.
+        stopping_reads: The positions that rules read: those of the answer, or every position.
+        max_loops: Loops after which rules stop every example, at all lengths alike. If None,
+            T(n) + 25, which tells a rule something of n.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, marked in the figures.
 
@@ -168,6 +174,8 @@ def evaluate(
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
+    if rules:
+        settings["max_loops"] = max_loops
     with study(seed, **described, **settings) as watch:
         cells = []
         for distribution, length in track(list(product(names, lengths)), "evaluate"):
@@ -176,7 +184,7 @@ def evaluate(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
             batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
-            cell = _cell(model, batch, extra, loops, rules, stopping_margin)
+            cell = _cell(model, batch, extra, loops, rules, stopping_reads, max_loops)
             cells.append(cell.expand_dims(distribution=[distribution], length=[length]))
         by_distribution = (cells[k : k + len(lengths)] for k in range(0, len(cells), len(lengths)))
         # Lengths may be run to different loops: NaN after the others.
@@ -193,6 +201,7 @@ def evaluate(
             depth=own_depth(model),
             answered_after=str(rule_of(model) or "T(n)"),
             not_judged=[name for name in task.distributions if name not in names],
+            stopping_reads=stopping_reads,
         )
 
 
@@ -202,11 +211,16 @@ def _cell(
     extra: list[int],
     loops: Sequence[int],
     rules: Mapping[str, StoppingRule],
-    margin: int,
+    reads: str,
+    max_loops: int | None,
 ) -> xr.Dataset:
     import xarray as xr
 
-    n_loops, last, n = batch.n_loops, int(batch.n_loops.max()) + margin, len(batch)
+    n_loops, n = batch.n_loops, len(batch)
+    most = int(n_loops.max())
+    last = most + _PAST_T if max_loops is None else max_loops
+    expected, fix = f"at least T(n)={most} of the longest length", "Raise it, or leave it out."
+    need(not rules or last >= most, "max_loops", expected, str(last), fix)
     least, fix = int(n_loops.min()), "Take away fewer loops, or drop the short lengths."
     expected = f"at least -{least}, as length {int(batch.n.min())} has {least} loops"
     need(least + min(extra) >= 0, "extra_loops", expected, str(min(extra)), fix)
@@ -243,7 +257,8 @@ def _cell(
         arrays["loop_exact_match"] = along, shares([s.exact for s in at_loop])
         arrays["loop_perplexity"] = along, perplexity(at_loop)
     if rules:
-        mask, each = batch.targets != IGNORE, [*rules.values()]
+        mask = batch.targets != IGNORE if reads == "answer" else None
+        each = [*rules.values()]
         stops = run_rules(model, batch.inputs, each, max_loops=last, mask=mask, n_loops=n_loops)
         right = torch.stack([scores[loop].exact for loop in range(last + 1)])  # [loop, example]
         best = right.double().mean(1).argmax().expand(1, n)

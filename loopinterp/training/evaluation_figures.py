@@ -293,6 +293,7 @@ def _by_loop(result: EvaluationResult) -> Figure:
 
 
 def _when_to_stop(result: EvaluationResult) -> Figure:
+    where = "every position" if result.stopping_reads == "state" else "the answer's positions"
     exact, loops = result.data["stopped_exact_match"], result.data["stopped_at"]
     rows = {
         "exact match": lambda cell: _by_rule(cell["stopped_exact_match"]),
@@ -302,7 +303,7 @@ def _when_to_stop(result: EvaluationResult) -> Figure:
         title="When to stop",
         plot=_columns(result.data, rows, "problem length n"),
         caption="Exact match, and the mean number of loops, where each rule stops. A rule sees "
-        "states and answers, a calibrated one the length of its input; none is given "
+        f"states and answers at {where}, a calibrated one the length of its input; none is given "
         f"{_loops(result)}. A rule that stops early cuts answers short.",
         control=f"Dashed: the answer read at {_loops(result)}, which has to be known; and two "
         "choices in hindsight, the one loop that is best for all and any loop that is right.",

@@ -50,6 +50,30 @@ from tests.refusals import naming
 from tests.training.tiny_run import TINY
 
 
+class LateParity:
+    """Parity whose other positions move for six loops, and which answers one loop later."""
+
+    end = Parity().d_vocab_out - 1
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        answers = torch.full(inputs.shape, self.end)
+        answers[:, -2] = (inputs == 1).sum(1) % 2
+        return answers[..., None].float()
+
+    def initial_state(self, e: Tensor) -> Tensor:
+        h = torch.ones(*e.shape[:2], 2)  # [batch, pos, (loops, answer)]
+        h[..., 1] = self.end
+        return h
+
+    def step(self, h: Tensor, e: Tensor) -> Tensor:
+        loops, answer = h.unbind(-1)
+        moved = F.pad((loops[:, :-2] + 1).clamp(max=7), (0, 2), value=1.0)
+        return torch.stack([moved, torch.where(loops[:, :1] == 7, e[..., 0], answer)], -1)
+
+    def readout(self, h: Tensor) -> Tensor:
+        return F.one_hot(h[..., 1].long(), 3).float()
+
+
 class Ripple:
     """Adds by carrying one position per loop: exactly right from T(n) - 1 loops on.
 
@@ -295,7 +319,7 @@ def test_provenance_names_model_and_task(tiny: TrainingConfig) -> None:
         ({"extra_loops": [-5]}, "extra_loops", "-5", "-4"),
         ({"lengths": [0]}, "n", "0", ">= 1"),
         ({"trained_up_to": 0}, "trained_up_to", "0", ">= 1"),
-        ({"stopping": {"one": Fixed(1)}, "stopping_margin": -1}, "stopping_margin", "-1", ">= 0"),
+        ({"stopping": {"one": Fixed(1)}, "max_loops": 3}, "max_loops", "3", "T(n)=4"),
         ({"stopping": {ORACLE: Fixed(1)}}, "stopping", "one", repr(ORACLE)),
     ],
 )
@@ -316,7 +340,7 @@ def test_a_distribution_that_is_named_twice_is_asked_once() -> None:
 
 def test_stopping_rules_stand_beside_the_oracle() -> None:
     rules = {"one loop": Fixed(1), "settled": ResidualBelow(1e-3)}
-    options = {"distributions": ["chain"], "stopping": rules, "stopping_margin": 3}
+    options = {"distributions": ["chain"], "stopping": rules, "max_loops": 12}
     result = evaluate(Ripple(), Addition(), [4, 8], n_samples=10, **options)  # type: ignore[arg-type]
     cells = result.data.sel(distribution="chain")
     exact = cells["stopped_exact_match"].sel(estimate="value")
@@ -339,11 +363,12 @@ def test_stopping_rules_stand_beside_the_oracle() -> None:
 
 def test_hindsight_is_the_best_row_of_the_curve() -> None:
     rules = {"one loop": Fixed(1)}
-    result = evaluate(Ripple(), Addition(), [3, 9], n_samples=40, stopping=rules, stopping_margin=2)
+    result = evaluate(Ripple(), Addition(), [3, 9], n_samples=40, stopping=rules)
     curve = result.data["loop_exact_match"].sel(estimate="value")
-    assert curve["loop"].values.tolist() == list(range(13))
-    # 3 bits are run for T(3) + 2.
-    assert curve.sel(length=3, loop=range(7, 13)).isnull().all()
+    assert curve["loop"].values.tolist() == list(range(10 + 25 + 1))
+    # 3 bits are run for T(3) + 25.
+    assert curve.sel(length=3, loop=range(30, 36)).isnull().all()
+    assert curve.sel(length=3, loop=range(30)).notnull().all()
     stopped = result.data.sel(estimate="value")
     best = stopped["stopped_exact_match"].sel(rule=BEST)
     assert (best == curve.max("loop")).all()
@@ -352,6 +377,21 @@ def test_hindsight_is_the_best_row_of_the_curve() -> None:
     assert (stopped["stopped_exact_match"].sel(rule=ANY) >= best).all()
     at_rule = curve.sel(length=9, loop=10)
     assert (at_rule == stopped["exact_match"].sel(length=9, extra_loop=0)).all()
+
+
+def test_rules_may_read_every_position_and_have_the_same_limit_at_every_length() -> None:
+    rules = {"settled": ResidualBelow(1e-3)}
+    options = {"distributions": ["uniform"], "n_samples": 20, "stopping": rules, "max_loops": 12}
+    early, in_time = (
+        evaluate(LateParity(), Parity(), [3, 5], stopping_reads=reads, **options)  # type: ignore[arg-type]
+        for reads in ("answer", "state")
+    )
+    for result, loop, exact in ((early, 1, 0), (in_time, 8, 1)):
+        cells = result.data.sel(distribution="uniform", rule="settled")
+        assert cells["stopped_at"].values.tolist() == [loop, loop]
+        assert cells["stopped_exact_match"].sel(estimate="value").values.tolist() == [exact, exact]
+        assert result.data["loop"].values.tolist() == list(range(13))
+        assert result.data["loop_exact_match"].notnull().all()
 
 
 def test_numbers_of_loops_need_not_depend_on_the_length() -> None:

@@ -114,7 +114,7 @@ def test_no_rule_is_said_to_see_less_than_it_does() -> None:
     """A calibrated one sees the length of its input, and nothing else."""
     rules = {"calibrated": LengthLine(1.0, 0.0)}
     model = LoopedTransformer(TINY.model)
-    result = evaluate(model, Addition(), [2], n_samples=2, stopping=rules, stopping_margin=1)
+    result = evaluate(model, Addition(), [2], n_samples=2, stopping=rules, max_loops=4)
     caption = next(f.caption for f in result.figures() if f.title == "When to stop")
     assert "length" in caption and "its input" in caption and "T(n)" in caption
 
