@@ -172,6 +172,10 @@ def evaluate(
     names = askable_distributions(model, task, lengths, n_samples, distributions)
     extra, lengths, loops = (sorted(set(x)) for x in (extra_loops, lengths, loops))
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
+    longest, rule = torch.tensor([task.n_loops(n) for n in lengths]), rule_of(model)
+    most = int((longest if rule is None else rule.loops_for(longest)).max())
+    expected, fix = f"at least {most}, the loops of the longest length", "Raise it."
+    need(max_loops is None or max_loops >= most, "max_loops", expected, str(max_loops), fix)
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
     if rules:
@@ -217,10 +221,7 @@ def _cell(
     import xarray as xr
 
     n_loops, n = batch.n_loops, len(batch)
-    most = int(n_loops.max())
-    last = most + _PAST_T if max_loops is None else max_loops
-    expected, fix = f"at least T(n)={most} of the longest length", "Raise it, or leave it out."
-    need(not rules or last >= most, "max_loops", expected, str(last), fix)
+    last = int(n_loops.max()) + _PAST_T if max_loops is None else max_loops
     least, fix = int(n_loops.min()), "Take away fewer loops, or drop the short lengths."
     expected = f"at least -{least}, as length {int(batch.n.min())} has {least} loops"
     need(least + min(extra) >= 0, "extra_loops", expected, str(min(extra)), fix)

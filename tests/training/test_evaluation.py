@@ -319,7 +319,7 @@ def test_provenance_names_model_and_task(tiny: TrainingConfig) -> None:
         ({"extra_loops": [-5]}, "extra_loops", "-5", "-4"),
         ({"lengths": [0]}, "n", "0", ">= 1"),
         ({"trained_up_to": 0}, "trained_up_to", "0", ">= 1"),
-        ({"stopping": {"one": Fixed(1)}, "max_loops": 3}, "max_loops", "3", "T(n)=4"),
+        ({"stopping": {"one": Fixed(1)}, "max_loops": 3}, "max_loops", "3", "least 4"),
         ({"stopping": {ORACLE: Fixed(1)}}, "stopping", "one", repr(ORACLE)),
     ],
 )
