@@ -256,7 +256,7 @@ def places_of(
         return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     batch, n_pos = x.shape[:2]
     if positions.dtype != torch.bool or positions.shape not in ((1, n_pos), (batch, n_pos)):
-        expected = f"booleans [{batch}, {n_pos}], as the activation has, or [1, {n_pos}]"
+        expected = f"booleans [1 or {batch}, {n_pos}], as the activation has"
         fix = "Pass one boolean for each example and position."
         raise InputError("positions", expected=expected, given=describe_tensor(positions), fix=fix)
     return positions.to(x.device).expand(batch, n_pos)
