@@ -263,7 +263,8 @@ def adapt(
     """A published looped model with our addresses, hooks and protocol, for any study.
 
     Args:
-        model: The published code's model; its weights are shared.
+        model: The published code's model; its weights are shared. Of a model that
+            ``torch.compile`` returned, the one inside is run, without compiled code.
         repeat: Path of the repeated module, or list of modules, for a :class:`RepeatedAdapter`.
         inputs: An example of the model's inputs, for a generic adapter, even if another fits: a
             :class:`FourMethodAdapter` for a model in the four methods, else a
@@ -273,6 +274,7 @@ def adapt(
     Raises:
         InputError: If no adapter fits the model, or its adapter lacks an option.
     """
+    model = getattr(model, "_orig_mod", model)
     if repeat is not None or inputs is not None:
         return _adapt_any(model, repeat, inputs, options)
     adapters: list[type[PublishedModel]]

@@ -5,9 +5,10 @@ PyTorch's forward hooks are on a module only while a run lasts; the model itself
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -120,6 +121,16 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
     return calls, output
 
 
+def _eagerly() -> AbstractContextManager[Any]:
+    """A context in which modules of ``torch.compile`` run their Python code, which has the hooks.
+
+    Compiled code would leave hooks out, or trace them with all that they have recorded.
+    """
+    # Where nothing has loaded torch._dynamo, which takes seconds, nothing is compiled.
+    is_loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
+
+
 @contextmanager
 def _at_calls(
     modules: Mapping[str, nn.Module],
@@ -128,6 +139,7 @@ def _at_calls(
 ) -> Iterator[None]:
     """Call ``enter(path, args, kwargs)`` and ``leave(path, output)`` around each module's calls."""
     with ExitStack() as stack:
+        stack.enter_context(_eagerly())
         for path, module in modules.items():
             pre = module.register_forward_pre_hook(
                 lambda _, args, kwargs, path=path: enter(path, args, kwargs), with_kwargs=True

@@ -13,6 +13,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.features.autoencoder import AutoencoderConfig, SparseAutoencoder
+from loopinterp.models.taps import recording_gradients
 from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def train_autoencoder(
         about: Where the activations are from; saved with the autoencoder.
 
     Raises:
-        InputError: If activations are no floats, too few, or all equal.
+        InputError: If activations are no floats, too few, or all equal; or under
+            ``torch.inference_mode()``.
 
     Source: top-k, arXiv 2406.04093, section 2.3; silent features, Bricken et al. (2023), Towards
     Monosemanticity, "Neuron resampling".
@@ -61,7 +63,7 @@ def train_autoencoder(
         >>> bool(((trained(signs) - signs) ** 2).mean() < 1e-3)
         True
     """
-    rows = activations
+    rows = activations.detach()
     if rows.ndim != 2 or not rows.is_floating_point() or len(rows) < 2:
         expected, fix = "floats [row, d_in]", "Flatten loops, prompts and positions to rows."
         raise InputError("activations", expected=expected, given=describe_tensor(rows), fix=fix)
@@ -83,10 +85,12 @@ def train_autoencoder(
     for step in track(range(steps), "autoencoder"):
         drawn = torch.randint(len(rows), (min(batch_size, len(rows)),), generator=generator)
         x = (rows[drawn].to(mean) - mean) / scale
-        features = trained.encode(x)
-        error = x - trained.decode(features, x)
+        with recording_gradients():
+            features = trained.encode(x)
+            error = x - trained.decode(features, x)
+            loss = error.square().mean()
         optimiser.zero_grad()
-        error.square().mean().backward()
+        loss.backward()
         optimiser.step()
         decay.step()
         with torch.no_grad():

@@ -13,6 +13,7 @@ from loopinterp.interventions.base_and_source import (
     chosen_loops,
     hooks_by_loop,
     patched_component,
+    places_of,
 )
 from loopinterp.models.protocol import need_hooks
 from loopinterp.tasks.task import describe_tensor
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.features.autoencoder import SparseAutoencoder
-    from loopinterp.models.addresses import Index
+    from loopinterp.models.addresses import AddressBook, Index
 
 Hook = Callable[["Tensor", Any], "Tensor | None"]
 
@@ -100,14 +101,15 @@ def splice_hooks(
 
     Args:
         component, layer, loops, n_loops: As for :func:`read_features`.
-        output: Of a transcoder: the hook point that it writes, in the same layer.
+        output: Of a transcoder: the hook point that it writes, later in the same layer.
         error: Whether the part that the autoencoder does not reconstruct is kept.
         ablate: Features that are set to 0.
         steer: Added to the activation of each named feature.
         positions: Positions that are replaced; all by default.
 
     Raises:
-        InputError: If a feature or name is unknown, or (when a hook fires) a width differs.
+        InputError: If a feature or name is unknown, ``output`` comes before ``component``, or (when
+            a hook fires) a width or the shape of ``positions`` differs.
 
     Example:
         >>> from loopinterp.features import AutoencoderConfig, SparseAutoencoder
@@ -119,21 +121,34 @@ def splice_hooks(
         >>> model.run_with_hooks(tokens, n_loops=3, fwd_hooks=hooks).shape
         torch.Size([1, 3, 2])
     """
-    if autoencoder.is_transcoder != (output is not None):
-        kind = "a transcoder" if autoencoder.is_transcoder else "an autoencoder"
-        expected = "the hook point that a transcoder writes, and none of an autoencoder"
-        got, fix = f"{output!r} of {kind}", "Pass output='mlp_out', or leave it out."
-        raise InputError("output", expected=expected, given=got, fix=fix)
+    _check_kind(autoencoder, output)
     changes = _Changes(autoencoder, ablate, dict(steer or {}))
     names = site_names(model, component, layer, loops, n_loops)[1]
     if output is None:
         spliced = [_Splice(autoencoder, changes, error, positions) for _ in names]
         return [(name, splice.replace) for name, splice in zip(names, spliced)]
+    targets = site_names(model, output, layer, loops, n_loops)[1]
+    _check_order(model.addresses(n_loops), names[0], targets[0])
     hooks: list[tuple[str, Hook]] = []
-    for name, target in zip(names, site_names(model, output, layer, loops, n_loops)[1]):
+    for name, target in zip(names, targets):
         splice = _Splice(autoencoder, changes, error, positions)
         hooks += [(name, splice.read), (target, splice.replace)]
     return hooks
+
+
+def _check_kind(autoencoder: SparseAutoencoder, output: str | None) -> None:
+    if autoencoder.is_transcoder != (output is not None):
+        kind = "a transcoder" if autoencoder.is_transcoder else "an autoencoder"
+        expected = "the hook point that a transcoder writes, and none of an autoencoder"
+        got, fix = f"{output!r} of {kind}", "Pass output='mlp_out', or leave it out."
+        raise InputError("output", expected=expected, given=got, fix=fix)
+
+
+def _check_order(book: AddressBook, read: str, written: str) -> None:
+    order = [*book.addresses]
+    if order.index(written) < order.index(read):
+        expected, fix = f"a hook point after {read}", "Read an earlier one."
+        raise InputError("output", expected=expected, given=written, fix=fix)
 
 
 def site_names(
@@ -199,5 +214,5 @@ class _Splice:
         new = reconstruction.to(y.dtype).reshape(y.shape)
         if self._positions is None:
             return new
-        inside = self._positions.to(y.device)
+        inside = places_of(self._positions, y)
         return torch.where(inside.reshape(*inside.shape, *[1] * (y.ndim - 2)), new, y)

@@ -248,6 +248,20 @@ def chosen_positions(
     )
 
 
+def places_of(
+    positions: Bool[Tensor, "#batch pos"] | None, x: Float[Tensor, "batch pos *feature"]
+) -> Bool[Tensor, "batch pos"]:
+    """The positions of an activation that a caller chose; all of them if None."""
+    if positions is None:
+        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    batch, n_pos = x.shape[:2]
+    if positions.dtype != torch.bool or positions.shape not in ((1, n_pos), (batch, n_pos)):
+        expected = f"booleans [1 or {batch}, {n_pos}], as the activation has"
+        fix = "Pass one boolean for each example and position."
+        raise InputError("positions", expected=expected, given=describe_tensor(positions), fix=fix)
+    return positions.to(x.device).expand(batch, n_pos)
+
+
 def unrelated(source: Tensor) -> Tensor:
     """A third input for each pair: the sources, rolled until none meets itself."""
     for distance in range(1, len(source)):

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -24,6 +24,7 @@ from loopinterp.interventions.base_and_source import (
     hooks_by_loop,
     metric_name,
     patched_component,
+    places_of,
     scored_examples,
 )
 from loopinterp.models.protocol import describe_model, need_hooks
@@ -111,7 +112,8 @@ def steer(
         positions: Positions that are steered; all by default.
 
     Raises:
-        InputError: If the direction is not finite, zero, or (when the hook fires) of another width.
+        InputError: If the direction is not finite or zero; or (when the hook fires) if it has
+            another width, there is no such head, or ``positions`` has another shape.
 
     Example:
         >>> x, v = torch.tensor([[[1.0, 2.0]]]), torch.tensor([0.0, 4.0])
@@ -131,12 +133,12 @@ def steer(
             )
         v = direction.to(x)
         new = x + strength * v if mode == "add" else _along(x, v, strength, mode)
-        inside = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        if positions is not None:
-            inside = inside & positions.to(x.device)
+        inside = places_of(positions, x)
         inside = inside.reshape(*inside.shape, *[1] * (x.ndim - 2))  # [batch, pos, 1 (, 1)]
         if head is not None:
-            of_head = torch.arange(x.shape[2], device=x.device) == head % x.shape[2]
+            n_heads = x.shape[2]
+            check_integer("head", head, least=-n_heads, most=n_heads - 1)
+            of_head = torch.arange(n_heads, device=x.device) == head % n_heads
             inside = inside & of_head[:, None]  # [batch, pos, head, 1]
         return torch.where(inside, new, x)
 
@@ -167,15 +169,16 @@ def mean_difference(
     Args:
         hook: The address of the activation, such as ``loops.3.hook_state_post``.
         positions: Positions that count; all by default.
+
+    Raises:
+        InputError: If ``positions`` has another shape than the activation's ``[batch, pos]``.
     """
     need_hooks(model)
     means = []
     for x in (inputs, others):
         _, cache = model.run_with_cache(x, n_loops=n_loops, names_filter=[hook])
         (values,) = (cache[name] for name in cache)  # [batch, pos, (head,) feature]
-        every = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
-        counted = every if positions is None else every & positions.to(every.device)
-        means.append(values[counted].mean(0))
+        means.append(values[places_of(positions, values)].mean(0))
     return means[0] - means[1]
 
 

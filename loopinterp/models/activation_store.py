@@ -281,21 +281,28 @@ class ActivationStore:
 
         return pd.DataFrame({name: self.read_array(name) for name in _ABOUT_ROWS})
 
-    def read_array(self, site: str, rows: slice | Sequence[int] | None = None) -> np.ndarray:
+    def read_array(self, site: str, rows: slice | Sequence[int] | Any = None) -> np.ndarray:
         """A site's activations ``[row, …]``: a view of the file if there is one shard.
 
-        bfloat16 becomes float32, which NumPy has.
+        bfloat16 becomes float32, which NumPy has. ``rows`` are as for :meth:`read_tensor`.
         """
         x = self.read_tensor(site, rows)
         return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
-    def read_tensor(self, site: str, rows: slice | Sequence[int] | None = None) -> Tensor:
-        """A site's activations ``[row, …]``, all of them or some rows."""
+    def read_tensor(self, site: str, rows: slice | Sequence[int] | Any = None) -> Tensor:
+        """A site's activations ``[row, …]``, all of them or some rows.
+
+        Args:
+            rows: A slice, row numbers, or booleans, one for each row: ``store.rows().pos == 0``.
+
+        Raises:
+            InputError: If there is no such site, or rows are neither.
+            IndexError: If there is no such row.
+        """
         maps = [shard[site] for shard in self._maps(site)]
         if rows is None:
             return maps[0] if len(maps) == 1 else torch.cat(maps)
-        chosen = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows
-        places = torch.tensor([self._row(k) for k in chosen], dtype=torch.long)
+        places = self._places(rows)
         shard = torch.tensor([bisect_right(self._ends, int(k)) for k in places], dtype=torch.long)
         starts = torch.tensor([0, *self._ends[:-1]])
         out = torch.empty((len(places), *maps[0].shape[1:]), dtype=maps[0].dtype)
@@ -304,7 +311,7 @@ class ActivationStore:
             out[here] = maps[k][places[here] - starts[k]]
         return out
 
-    def stack(self, component: str, rows: slice | Sequence[int] | None = None) -> Tensor:
+    def stack(self, component: str, rows: slice | Sequence[int] | Any = None) -> Tensor:
         """A component's activations at every stored loop and layer: ``[loop, row, …]``."""
         ends = (f".{component}", f".hook_{component}")
         names = [name for name in self.sites if name.endswith(ends)]
@@ -320,6 +327,18 @@ class ActivationStore:
     @cached_property
     def _mapped(self) -> list[dict[str, Tensor]]:
         return [_mapped(file) for file in self._files]
+
+    def _places(self, rows: Any) -> Int[Tensor, " chosen"]:
+        if isinstance(rows, slice):
+            return torch.tensor(range(*rows.indices(len(self))), dtype=torch.long)
+        chosen = np.asarray(rows)
+        if chosen.dtype == bool and chosen.shape == (len(self),):
+            chosen = chosen.nonzero()[0]
+        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+            expected, fix = f"row numbers, or {len(self)} booleans", "Pass e.g. [0, 1] or slice(2)."
+            got = f"{chosen.dtype} of shape {[*chosen.shape]}"
+            raise InputError("rows", expected=expected, given=got, fix=fix)
+        return torch.tensor([self._row(k) for k in chosen], dtype=torch.long)
 
     def _row(self, k: SupportsIndex) -> int:
         row = int(k) + len(self) * (int(k) < 0)

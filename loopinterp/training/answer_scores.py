@@ -186,7 +186,7 @@ def calibrate_stopping(
 
     Finds the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on each
     distribution and on the worst of them at each length. Of those best on the worst, it returns the
-    steepest. T(n) is not used.
+    steepest. T(n) is not used. Where all inputs have one number of positions, the slope is 0.
 
     Args:
         lengths: At least two problem lengths seen in training.
@@ -222,10 +222,12 @@ def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
     """The line of loops against positions with the best exact match ``[length, loop]``."""
     from scipy.ndimage import minimum_filter1d
 
-    first, final = n_positions[0], n_positions[-1]
+    first, span = n_positions[0], n_positions[-1] - n_positions[0]
     # Every line that does not fall, by the loops at its two ends.
     low, high = np.triu_indices(exact.shape[1])
-    at = (np.asarray(n_positions) - first) / (final - first)
+    if not span:  # inputs that all have one size, such as sudokus, tell no slope
+        low = high = np.arange(exact.shape[1])
+    at = (np.asarray(n_positions) - first) / max(span, 1)
     loops = np.rint(low[:, None] + (high - low)[:, None] * at).astype(int)  # [line, length]
     # Lines that do as well with some loops more or fewer come first; then those of fewest loops.
     chosen, reached = None, -np.inf
@@ -238,5 +240,5 @@ def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
         if chosen is None or best > reached + _TOLERANCE:
             chosen, reached = int(fewest), best
     assert chosen is not None
-    slope = float(high[chosen] - low[chosen]) / (final - first)
+    slope = float(high[chosen] - low[chosen]) / max(span, 1)
     return LengthLine(slope, float(low[chosen]) - slope * first)

@@ -574,6 +574,37 @@ def test_an_injected_input_may_be_another_ones() -> None:
     assert not close(mixed, model.step(h, model.embed(one)))
 
 
+def _compiled_layers(model: nn.Module) -> nn.Module:
+    model.layers[0] = torch.compile(model.layers[0], backend="eager")  # type: ignore[index]
+    return model
+
+
+def _compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [lambda model: torch.compile(model, backend="eager"), _compiled_layers, _compiled_in_place],
+)
+def test_a_compiled_model_has_the_hooks_of_the_one_inside(
+    compiled: Callable[[nn.Module], nn.Module],
+) -> None:
+    name, hook = "injected", "loops.1.hook_state_post"
+    x = inputs_of(name)
+    plain, model = adapted(name), compiled(copy.deepcopy(published(name)))
+    other = adapt(model, inputs=x, repeat="layers")
+    _, cache = plain.run_with_cache(x, n_loops=4)
+    _, compiled_cache = other.run_with_cache(x, n_loops=4)
+    assert torch.equal(compiled_cache.stack("state_post"), cache.stack("state_post"))
+    runs = [
+        each.run_with_hooks(x, fwd_hooks=[(hook, lambda h, hook: h * 0.5)])
+        for each in (plain, other)
+    ]
+    assert torch.equal(*runs) and not close(runs[0], plain(x))
+
+
 def test_its_copy_is_a_model_of_its_own() -> None:
     model, inputs = adapted("looped"), inputs_of("looped")
     before, other = model(inputs), copy.deepcopy(model)

@@ -75,6 +75,20 @@ def test_silent_features_start_again() -> None:
     assert silent[0] < silent[1] / 2
 
 
+def test_training_needs_no_gradients_of_the_caller() -> None:
+    rows, _ = planted(200)
+    options: dict[str, Any] = {"n_features": 8, "k": 2, "steps": 3}
+    trained = train_autoencoder(rows, **options).state_dict()
+    with torch.no_grad():
+        without = train_autoencoder(rows, **options).state_dict()
+    carrying = train_autoencoder((rows.requires_grad_() * 1).clone(), **options).state_dict()
+    for name, weight in trained.items():
+        assert torch.equal(without[name], weight) and torch.equal(carrying[name], weight)
+    with torch.inference_mode(), pytest.raises(InputError) as caught:
+        train_autoencoder(rows, **options)
+    assert caught.value.what == "gradients"
+
+
 def test_stored_states_are_rows(tmp_path: Path) -> None:
     config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
     model = LoopedTransformer(config.replace(n_loops=3))

@@ -180,6 +180,24 @@ def test_wrong_names_and_features_are_refused(options: dict[str, Any], name: str
     assert caught.value.what == name
 
 
+@pytest.mark.parametrize("component", ["resid_mid", "ln2.hook_normalized"])
+def test_a_transcoder_writes_after_it_has_read(component: str) -> None:
+    options: dict[str, Any] = {"component": component, "output": "attn_out", "loops": [1]}
+    with pytest.raises(InputError) as caught:
+        splice_hooks(transformer(), drawn(d_out=16), n_loops=3, **options)
+    assert caught.value.what == "output"
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 4), (2, 5)])
+def test_positions_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
+    model, places = transformer(), torch.ones(shape, dtype=torch.bool)
+    hooks = splice_hooks(model, drawn(), n_loops=2, positions=places)
+    with pytest.raises(InputError) as caught:
+        model.run_with_hooks(tokens(), n_loops=2, fwd_hooks=hooks)  # [3, 5]
+    assert caught.value.what == "positions"
+
+
 def test_a_site_of_another_width_is_refused() -> None:
     model = transformer()
     hooks = splice_hooks(model, drawn(), component="mlp.hook_post", n_loops=1)

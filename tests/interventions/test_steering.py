@@ -253,3 +253,36 @@ def test_what_cannot_be_steered_is_refused(options: dict[str, object], what: str
     given = {"direction": vector(), "n_draws": 2} | options
     with pytest.raises(InputError, match=what):
         steering_sweep(transformer(2), batch(), **given)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", [-2, -1, 0, 1])
+def test_a_head_is_steered_by_its_number_from_either_end(head: int) -> None:
+    x = torch.randn(2, 3, 2, 8, generator=torch.Generator().manual_seed(0))
+    changed = (steer(vector(8), head=head)(x, None) != x).flatten(3).any(3)  # [batch, pos, head]
+    assert changed[..., head].all() and changed.sum() == 2 * 3
+
+
+@pytest.mark.parametrize("head", [2, 7, -3])
+def test_a_head_that_is_not_there_is_refused(head: int) -> None:
+    with pytest.raises(InputError) as caught:
+        steer(vector(8), head=head)(torch.zeros(1, 1, 2, 8), None)
+    assert caught.value.what == "head"
+    options: dict[str, Any] = {"component": "z", "layer": 0, "n_draws": 2, "strengths": (1.0,)}
+    with pytest.raises(InputError) as caught:
+        steering_sweep(transformer(2), batch(), vector(8), head=head, **options)
+    assert caught.value.what == "head"
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (6, 1), (5, 7), (7,)])
+def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    model, x = transformer(), tokens()  # [6, 7]
+    places = torch.ones(shape, dtype=torch.bool)
+    hooks = [("loops.1.hook_state_post", steer(vector(), positions=places))]
+    with pytest.raises(InputError) as caught:
+        model.run_with_hooks(x, n_loops=2, fwd_hooks=hooks)
+    assert caught.value.what == "positions"
+    with pytest.raises(InputError) as caught:
+        mean_difference(model, x, x, hook="loops.1.hook_state_post", n_loops=2, positions=places)
+    assert caught.value.what == "positions"

@@ -155,6 +155,26 @@ def test_rows_are_asked_for_singly_in_slices_and_by_a_loader(tmp_path: Path) -> 
     assert torch.equal(ActivationStore(tmp_path).read_tensor(name), whole)
 
 
+def test_rows_are_chosen_by_booleans_and_by_arrays_of_numbers(tmp_path: Path) -> None:
+    model, name = build("plain"), "blocks.0.hook_resid_post"
+    options: dict[str, Any] = {"names_filter": "resid_post", "n_loops": 2, "shard_bytes": 1500}
+    store = store_activations(model, PROMPTS, tmp_path, **options)
+    whole, first = store.read_tensor(name), store.rows().pos == 0
+    mask = torch.tensor(first.tolist())
+    assert 0 < mask.sum() < len(store)
+    for rows in (first, first.to_numpy(), mask, first.tolist(), first[first].index):
+        assert torch.equal(store.read_tensor(name, rows), whole[mask])
+        assert torch.equal(store.stack("resid_post", rows)[0], whole[mask])
+    assert torch.equal(store.read_tensor(name, ~mask & False), whole[:0])
+    assert torch.equal(store.read_tensor(name, []), whole[:0])
+    assert torch.equal(store.read_tensor(name, slice(9, 5)), whole[:0])
+    assert torch.equal(store.read_tensor(name, slice(5, 9, -1)), whole[:0])
+    assert torch.equal(store.read_tensor(name, slice(5, None, -2)), whole[[5, 3, 1]])
+    for wrong in (mask[:-1], [0.0, 1.0], 3, torch.zeros(1, 2).long()):
+        with naming("rows"):
+            store.read_tensor(name, wrong)
+
+
 def test_what_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("plain")
     options: dict[str, Any] = {"names_filter": "resid_post", "n_loops": 2}

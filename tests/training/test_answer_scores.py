@@ -175,6 +175,15 @@ def test_a_known_line_is_found(slope: int, offset: int, hold: bool) -> None:
     assert line.loops(40) == 40 * slope + offset + 2 * hold
 
 
+@given(loop=st.integers(0, 25), hold=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_inputs_of_one_size_have_one_number_of_loops(loop: int, hold: bool) -> None:
+    exact = np.zeros((3, 30))
+    exact[:, loop : None if hold else loop + 1] = 1.0
+    line = _best_line(exact, [16, 16, 16])
+    assert (line.slope, line.loops(16)) == (0.0, loop + 2 * hold)
+
+
 def test_the_rule_goes_on_past_the_lengths_that_it_was_learned_on() -> None:
     """Ripple needs n - 1 loops for the longest chain, far fewer for random digits."""
     line = calibrate_stopping(Ripple(), Addition(), [3, 4, 5, 6], n_samples=30)
