@@ -172,6 +172,9 @@ def evaluate(
     names = askable_distributions(model, task, lengths, n_samples, distributions)
     extra, lengths, loops = (sorted(set(x)) for x in (extra_loops, lengths, loops))
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
+    used = stopping or (max_loops is None and stopping_reads == "answer")
+    fix = "Pass stopping={name: rule} too."
+    need(bool(used), "max_loops, stopping_reads", "their defaults without stopping", "others", fix)
     longest, rule = torch.tensor([task.n_loops(n) for n in lengths]), rule_of(model)
     most = int((longest if rule is None else rule.loops_for(longest)).max())
     expected, fix = f"at least {most}, the loops of the longest length", "Raise it."

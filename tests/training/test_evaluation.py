@@ -321,6 +321,8 @@ def test_provenance_names_model_and_task(tiny: TrainingConfig) -> None:
         ({"trained_up_to": 0}, "trained_up_to", "0", ">= 1"),
         ({"stopping": {"one": Fixed(1)}, "max_loops": 3}, "max_loops", "3", "least 4"),
         ({"stopping": {ORACLE: Fixed(1)}}, "stopping", "one", repr(ORACLE)),
+        ({"max_loops": 9}, "max_loops, .*", "others", "stopping="),
+        ({"stopping_reads": "state"}, "max_loops, .*", "others", "stopping="),
     ],
 )
 def test_wrong_arguments_are_explained(
