@@ -24,9 +24,10 @@ from analyses.published_loss import LIMIT
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table, with_error
 from loopinterp.core.errors import InputError
 from loopinterp.tasks import get_task
-from loopinterp.training import Measurement, OperandGrid, get_recipe, list_recipes
+from loopinterp.training import Measurement, OperandGrid, Sweep, get_recipe, list_recipes
 
 PAGE = "results/reproductions.md"
+SWEEPS = Path(__file__).parent / "sweeps"
 SIX = {
     "parity": (20, 50),
     "copy": (19, 30),
@@ -61,10 +62,10 @@ def main() -> None:
 
 def keep(name: str, file: Path, results: Path) -> Path:
     """Keep what was found: a CSV as it is, a grid by operand lengths as its means."""
-    kinds = ("notebook", "baselines_", "ablations_", "published_loss_", "abacus-")
+    kinds = ("notebook", "contrast_", "baselines_", "ablations_", "published_loss_", "abacus-")
     if not name.startswith(kinds):
         fix = "Name it after the table that it is for."
-        expected = "notebook, {}TASK, {}TASK, {}TASK or {}SETTING".format(*kinds[1:])
+        expected = "notebook, {}TASK, {}TASK, {}TASK, {}TASK or {}SETTING".format(*kinds[1:])
         raise InputError("--keep", expected=expected, given=repr(name), fix=fix)
     results.mkdir(parents=True, exist_ok=True)
     kept = results / f"{name}.csv"
@@ -99,6 +100,7 @@ def tables(results: Path) -> dict[str, str]:
         "six-tasks": six_tasks(),
         "published-loss": published_loss(sorted(results.glob("published_loss_*.csv"))),
         "long-addition": long_addition(results / LONG_ADDITION),
+        "contrast": contrast(sorted(results.glob("contrast_*.csv"))),
         "baselines": sweeps(sorted(results.glob("baselines_*.csv")), "baselines_"),
         **{
             name: sweeps([*results.glob(f"{name}.csv")], "ablations_")
@@ -189,6 +191,33 @@ def lowest(measured: Measurement, n: int) -> str:
     return with_error(mean.value, mean.error, 3)
 
 
+def contrast(files: list[Path]) -> str:
+    """Each task's recipe and, below it, settings that differ from the row above in one thing."""
+    rows = []
+    for file in files:
+        task, of = file.stem.removeprefix("contrast_"), pd.read_csv(file)
+        sweep, names = Sweep.read(SWEEPS / f"{file.stem}.json"), [*of["distribution"].unique()]
+        measured, lengths = get_recipe(str(sweep.recipe)).measured, sorted({*of["length"].tolist()})
+        ours = {n: min(measured.mean(d, n) for d in names) for n in lengths}
+        shown = [with_error(mean.value, mean.error, 3) for mean in ours.values()]
+        seeds = min(mean.n_seeds for mean in ours.values())
+        said = [task, "recipe", sweep.base.steps, *shown, ", ".join(names), seeds]
+        rows.append(said)
+        for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
+            at = lowest_by_length(of, setting)
+            shown = [with_error(at.exact_match[n], at.exact_match_se[n], 3) for n in lengths]
+            steps = sweep.config_of(setting, sweep.seeds[0]).steps
+            rows.append(["", setting, steps, *shown, ", ".join(names), int(at["n_seeds"].max())])
+    times = ("1 times", "1.5 times", "2 times")
+    return table(["task", "setting", "steps", *times, "measured on", "seeds"], rows)
+
+
+def lowest_by_length(cells: pd.DataFrame, setting: str) -> pd.DataFrame:
+    """The row of the distribution where a setting's exact match is lowest, at each length."""
+    ordered = cells.query("setting == @setting").sort_values("exact_match", kind="stable")
+    return ordered.drop_duplicates("length").set_index("length")
+
+
 def sweeps(files: list[Path], kind: str) -> str:
     """Exact match of each setting of each task by length: the lowest of what was measured."""
     found = {file.stem.removeprefix(kind): pd.read_csv(file) for file in files}
@@ -198,8 +227,7 @@ def sweeps(files: list[Path], kind: str) -> str:
         left = {*get_task(task).distributions} - {*measured}
         on = ", ".join(measured) + " alone" * bool(left)
         for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
-            cells = of.query("setting == @setting").sort_values("exact_match", kind="stable")
-            at = cells.drop_duplicates("length").set_index("length")
+            at = lowest_by_length(of, setting)
             shown = [
                 with_error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
                 for n in lengths

@@ -18,6 +18,7 @@ from analyses.reproductions import (
     PAGE,
     RECIPE_OF,
     SIX,
+    contrast,
     keep,
     lowest,
     means_of,
@@ -31,7 +32,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import AbacusAddition
 from loopinterp.training import Measurement, Sweep, operand_grid
-from loopinterp.training.recipes import list_recipes
+from loopinterp.training.recipes import get_recipe, list_recipes
 
 TEXT = (PAGES / PAGE).read_text()
 SWEEPS = PAGES.parent / "analyses" / "sweeps"
@@ -55,7 +56,8 @@ def test_every_task_of_the_paper_has_its_row() -> None:
 
 
 def test_what_is_kept_of_sweeps_is_of_those_that_ship() -> None:
-    files = sorted([*RESULTS.glob("baselines_*.csv"), *RESULTS.glob("ablations_*.csv")])
+    kinds = ("contrast", "baselines", "ablations")
+    files = [file for kind in kinds for file in sorted(RESULTS.glob(f"{kind}_*.csv"))]
     assert files
     for file in files:
         sweep, stored = Sweep.read(SWEEPS / f"{file.stem}.json").at(), pd.read_csv(file)
@@ -88,6 +90,39 @@ def test_a_sweep_that_is_not_done_shows_the_settings_that_are(tmp_path: Path) ->
     rows = sweeps([tmp_path / "baselines_copy.csv"], "baselines_").split("\n")[2:]
     (row,) = map(cells_of, rows)
     assert row == ["copy", "one", "1.000", "0.250", "uniform alone", "1"]
+
+
+def test_a_recipe_stands_above_what_differs_from_it(tmp_path: Path) -> None:
+    sweep, measured = Sweep.read(SWEEPS / "contrast_binary_sum.json"), ["biased", "uniform"]
+    lengths = [*sweep.evaluation.lengths]
+    cells = {
+        "setting": ["next token"] * 6,
+        "distribution": [d for d in measured for _ in lengths],
+        "length": lengths * 2,
+        "exact_match": [0.5, 0.25, 0.0, 1.0, 0.125, 0.0],
+        "exact_match_se": [0.0] * 6,
+        "n_seeds": [3] * 6,
+    }
+    pd.DataFrame(cells).to_csv(tmp_path / "contrast_binary_sum.csv")
+    recipe, row = map(cells_of, contrast([tmp_path / "contrast_binary_sum.csv"]).split("\n")[2:])
+    config, shares = get_recipe("binary_sum").config, get_recipe("binary_sum").measured
+    assert recipe[:3] == ["binary_sum", "recipe", str(config.steps)]
+    assert float(recipe[3].split(" ")[0]) == min(shares.mean(d, 20).value for d in measured)
+    assert row[1:] == [
+        *("next token", str(sweep.config_of("next token", 0).steps)),
+        *("0.500 ± 0.000", "0.125 ± 0.000", "0.000 ± 0.000", "biased, uniform", "3"),
+    ]
+
+
+def test_every_row_without_a_loop_has_at_most_five_times_the_steps_of_its_recipe() -> None:
+    for file in sorted(SWEEPS.glob("contrast_*.json")):
+        sweep = Sweep.read(file)
+        for setting in sweep.changes:
+            config, ours = sweep.config_of(setting, 0), sweep.base
+            assert config.distribution == ours.distribution
+            assert config.curriculum == ours.curriculum
+            most = ours.steps * (1 if config.objective.n_loops is None else 5)
+            assert ours.steps // 2 < config.steps <= most
 
 
 def test_a_setting_is_shown_where_it_is_lowest(tmp_path: Path) -> None:
