@@ -197,8 +197,7 @@ class Select(Selector):
         if isinstance(self.predicate, str):
             check_choice("predicate of select", self.predicate, PREDICATES)
         else:
-            _check_relation(self.predicate)
-            self._set("predicate", tuple(sorted(set(self.predicate))))
+            self._set("predicate", _sorted_pairs(self.predicate))
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         predicate = self.predicate if isinstance(self.predicate, str) else list(self.predicate)
@@ -285,7 +284,8 @@ def _need_selector(x: object, what: str) -> None:
         raise InputError(what, expected="a selector", given=got, fix=fix)
 
 
-def _check_relation(pairs: object) -> None:
+def _sorted_pairs(pairs: object) -> tuple[tuple[int, int], ...]:
+    """Each (key, query) pair of a relation once."""
     what, some = "predicate of select", reprlib.repr(pairs)
     if not isinstance(pairs, Sequence) or not all(
         isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
@@ -298,6 +298,7 @@ def _check_relation(pairs: object) -> None:
         raise InputError(what, expected=f"at most {MAX_RELATION:,} pairs", given=some, fix=fix)
     for value in (v for pair in pairs for v in pair):
         _check_int(value, "token in the predicate of select")
+    return tuple(sorted(set(pairs)))
 
 
 def _check_int(x: object, what: str) -> None:

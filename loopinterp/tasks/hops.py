@@ -108,7 +108,11 @@ class PHop(Sampler):
     ) -> Batch:
         """The batch of symbols and hops; the first ``n`` symbols of each row count."""
         check_digits(symbols, n, self.n_symbols, "symbols")
-        self._check_hops(hops, len(n))
+        well_typed = isinstance(hops, torch.Tensor) and hops.dtype == torch.int64
+        fits = well_typed and hops.shape == n.shape and (hops >= 1).all()
+        expected = f"int64 of shape [{len(n)}] with numbers in 1..{self.most_hops}"
+        fix = "Pass p of each example, or a task with more most_hops."
+        need(fits and (hops <= self.most_hops).all(), "hops", expected, hops, fix)
         first = (self.n_symbols + hops - 1)[:, None]  # the token that says p, [batch, 1]
         one, width = torch.ones_like(n), symbols.shape[1] + 1
         tokens = join([(first, one), (symbols, n)], width=width, fill=self.d_vocab - 1)
@@ -155,13 +159,6 @@ class PHop(Sampler):
         expected = "a number of hops, then symbols, then PAD"
         need_form(tokens.shape[1] and fits and (real | padded).all(), self.name, expected)
         return tokens
-
-    def _check_hops(self, hops: Tensor, rows: int) -> None:
-        well_typed = isinstance(hops, torch.Tensor) and hops.dtype == torch.int64
-        fits = well_typed and hops.shape == (rows,) and (hops >= 1).all()
-        expected = f"int64 of shape [{rows}] with numbers in 1..{self.most_hops}"
-        fix = "Pass p of each example, or a task with more most_hops."
-        need(fits and (hops <= self.most_hops).all(), "hops", expected, hops, fix)
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         rows, width = len(n), int(n.max())
