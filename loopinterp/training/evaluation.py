@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 # Baselines of stopping rules: the answer read at T(n), at the one number of loops at which most
 # examples of a cell are right, and of each example at the first loop at which it is right.
-_PAST_T = 25  # loops past T(n) that rules may run
 ORACLE, BEST, ANY = "oracle T(n)", "best loop in hindsight", "any loop right"
+_PAST_T = 25  # loops past T(n) that rules may run, where no limit is given
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
