@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -192,30 +193,21 @@ def lowest(measured: Measurement, n: int) -> str:
 
 
 def contrast(files: list[Path]) -> str:
-    """Each task's recipe and, below it, settings that differ from the row above in one thing."""
+    """Exact match of each task's recipe, and of the settings that were compared with it."""
     rows = []
     for file in files:
         task, of = file.stem.removeprefix("contrast_"), pd.read_csv(file)
         sweep, names = Sweep.read(SWEEPS / f"{file.stem}.json"), [*of["distribution"].unique()]
         measured, lengths = get_recipe(str(sweep.recipe)).measured, sorted({*of["length"].tolist()})
-        ours = {n: min(measured.mean(d, n) for d in names) for n in lengths}
-        shown = [with_error(mean.value, mean.error, 3) for mean in ours.values()]
-        seeds = min(mean.n_seeds for mean in ours.values())
-        said = [task, "recipe", sweep.base.steps, *shown, ", ".join(names), seeds]
-        rows.append(said)
-        for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
-            at = lowest_by_length(of, setting)
-            shown = [with_error(at.exact_match[n], at.exact_match_se[n], 3) for n in lengths]
+        ours, on = [min(measured.mean(d, n) for d in names) for n in lengths], ", ".join(names)
+        shown = [with_error(mean.value, mean.error, 3) for mean in ours]
+        seeds = min(mean.n_seeds for mean in ours)
+        rows.append([task, "recipe", sweep.base.steps, *shown, on, seeds])
+        for setting, shown, seeds in by_setting(of, lengths):
             steps = sweep.config_of(setting, sweep.seeds[0]).steps
-            rows.append(["", setting, steps, *shown, ", ".join(names), int(at["n_seeds"].max())])
+            rows.append(["", setting, steps, *shown, on, seeds])
     times = ("1 times", "1.5 times", "2 times")
     return table(["task", "setting", "steps", *times, "measured on", "seeds"], rows)
-
-
-def lowest_by_length(cells: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """The row of the distribution where a setting's exact match is lowest, at each length."""
-    ordered = cells.query("setting == @setting").sort_values("exact_match", kind="stable")
-    return ordered.drop_duplicates("length").set_index("length")
 
 
 def sweeps(files: list[Path], kind: str) -> str:
@@ -226,14 +218,22 @@ def sweeps(files: list[Path], kind: str) -> str:
         measured = [*of["distribution"].drop_duplicates()]
         left = {*get_task(task).distributions} - {*measured}
         on = ", ".join(measured) + " alone" * bool(left)
-        for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
-            at = lowest_by_length(of, setting)
-            shown = [
-                with_error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
-                for n in lengths
-            ]
-            rows.append([task, setting, *shown, on, int(at["n_seeds"].max())])
+        for setting, shown, seeds in by_setting(of, lengths):
+            rows.append([task, setting, *shown, on, seeds])
     return table(["task", "setting", *map(str, lengths), "measured on", "seeds"], rows)
+
+
+def by_setting(of: pd.DataFrame, lengths: Iterable[int]) -> Iterator[tuple[str, list[str], int]]:
+    """Each trained setting, its exact match by length (on the distribution where it is lowest),
+    and its number of seeds."""
+    for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
+        cells = of.query("setting == @setting").sort_values("exact_match", kind="stable")
+        at = cells.drop_duplicates("length").set_index("length")
+        shown = [
+            with_error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
+            for n in lengths
+        ]
+        yield setting, shown, int(at["n_seeds"].max())
 
 
 def abacus(files: list[Path]) -> str:

@@ -32,9 +32,8 @@ from loopinterp.models.protocol import (
     device_of,
     every_tensor,
     need_model,
-    rule_of,
 )
-from loopinterp.models.study_examples import need_model_of
+from loopinterp.models.study_examples import loops_at, need_model_of
 from loopinterp.programs import get_program, list_programs
 from loopinterp.tasks import get_task
 from loopinterp.tasks.sampling import MOST_TOKENS, check_size, longest_length, need_task
@@ -164,8 +163,7 @@ class Session(ShortRepr):
 
     def n_loops(self, n: int) -> int:
         """Loops for problems of length n: T(n), or what the model's rule gives."""
-        rule, required = rule_of(self.model), self.task.n_loops(n)
-        return required if rule is None else int(rule.loops_for(torch.tensor(required)))
+        return loops_at(self.model, self.task, n)
 
     def examples(self, times: int, batch_size: int) -> Batch:
         """Examples of so many times the training cutoff, or as long as affordable."""

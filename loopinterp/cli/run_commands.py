@@ -267,10 +267,10 @@ def evaluate(
         # Rules with a number of their own keep it.
         named = [rule.partition("=")[0] for rule in rules]
         rules += [rule for rule in (*STOPPING_RULES, CALIBRATED) if rule not in named]
-    limits: Any = {"stopping_reads": stopping_reads, "max_loops": max_loops}
     asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
+    asked_for |= {"stopping_reads": stopping_reads, "max_loops": max_loops}
     result = loopinterp.app.workflow.evaluate_run(
-        run, loops=loop_counts, stop=rules, **limits, **asked_for, **options
+        run, loops=loop_counts, stop=rules, **asked_for, **options
     )
     cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
     document: dict[str, Any] = {

@@ -81,6 +81,12 @@ def fit_to_model(
     return batch if rule is None else replace(batch, n_loops=rule.loops_for(batch.n_loops))
 
 
+def loops_at(model: Any, task: Task, n: int) -> int:
+    """Loops for problems of length n: T(n), or what the model's rule gives."""
+    rule, required = rule_of(model), task.n_loops(n)
+    return required if rule is None else int(rule.loops_for(torch.tensor(required)))
+
+
 def makes_one_loop(model: Any) -> bool:
     return own_depth(model) == 1
 

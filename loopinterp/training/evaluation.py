@@ -23,7 +23,7 @@ from loopinterp.models.iteration import check_increasing
 from loopinterp.models.protocol import describe_model, device_of, own_depth, rule_of
 from loopinterp.models.stopped_run import run_rules
 from loopinterp.models.stopping import Oracle
-from loopinterp.models.study_examples import fit_to_model
+from loopinterp.models.study_examples import fit_to_model, loops_at
 from loopinterp.tasks.sampling import need_task
 from loopinterp.tasks.task import IGNORE, need
 from loopinterp.training.answer_scores import (
@@ -175,8 +175,7 @@ def evaluate(
     used = stopping or (max_loops is None and stopping_reads == "answer")
     fix = "Pass stopping={name: rule} too."
     need(bool(used), "max_loops, stopping_reads", "their defaults without stopping", "others", fix)
-    longest, rule = torch.tensor([task.n_loops(n) for n in lengths]), rule_of(model)
-    most = int((longest if rule is None else rule.loops_for(longest)).max())
+    most = max(loops_at(model, task, n) for n in lengths)
     expected, fix = f"at least {most}, the loops of the longest length", "Raise it."
     need(max_loops is None or max_loops >= most, "max_loops", expected, str(max_loops), fix)
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
