@@ -1,9 +1,10 @@
 """What the studies conclude of models in float32, bfloat16 and float16.
 
-    python -m analyses.half_precision --ouro runs/ouro-small
+    python -m analyses.half_precision
 
-Four zoo models, a trained Ouro and a random Huginn are studied in each precision. What was found is
-kept in analyses/results/half_precision.csv; the table goes into a page of the documentation.
+Five zoo models, of which one is a trained Ouro, and a random Huginn are studied in each precision.
+What was found is kept in analyses/results/half_precision.csv; the table goes into a page of the
+documentation.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from analyses.ouro_small_results import TASK
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from analyses.train_ouro_small import trained
 from loopinterp import dynamics, lenses
 from loopinterp.adapters import adapt
 from loopinterp.tasks import Batch, as_batch
-from loopinterp.zoo import pretrained_run
+from loopinterp.zoo import load_pretrained, pretrained_run
 from tests.adapters.published import huginn
 
 FILE, PAGE, NAME = "half_precision.csv", "results/convergence.md", "half-precision"
@@ -53,13 +52,13 @@ STUDIES: dict[str, Callable[[Any, Batch], Any]] = {
 }
 
 
-def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
+def models() -> Iterator[tuple[str, Any, Batch]]:
     """Names, models and examples."""
     for name in ZOO:
         run = pretrained_run(name)
         yield name, run.model(), as_batch(run.task, n=run.cutoff, batch_size=6)
-    ouro = adapt(trained(folder, seed=0, n_steps=0)["looped, stage I"].eval())
-    yield "Ouro, trained", ouro, replace(as_batch(TASK, n=16, batch_size=6), task=None)
+    ouro = load_pretrained("ouro-small")
+    yield "ouro-small", ouro, replace(as_batch(ouro.task, n=16, batch_size=6), task=None)
     random = adapt(huginn.tiny())
     inputs = torch.randint(4, (6, 8), generator=torch.Generator().manual_seed(0))
     answers, n = random(inputs, n_loops=16).argmax(-1), torch.full((6,), 8)
@@ -69,29 +68,36 @@ def models(folder: Path) -> Iterator[tuple[str, Any, Batch]]:
 def measure(name: str, model: Any, batch: Batch) -> Iterator[dict[str, Any]]:
     """The first finding of each study in each precision."""
     for dtype, (title, study) in product(DTYPES, STUDIES.items()):
-        findings = study(deepcopy(model).to(getattr(torch, dtype)), batch).findings()
+        result = study(deepcopy(model).to(getattr(torch, dtype)), batch)
+        findings = result.findings()
         said = any("rounding decides" in finding.text.lower() for finding in findings)
         value = findings[0].value or findings[0].text.split(". ")[0]
         found = {"model": name, "study": title, "dtype": dtype, "value": value}
-        yield {**found, "good": findings[0].good, "says rounding": said}
+        rounded = "computed_in" in result.provenance.config
+        yield {**found, "good": findings[0].good, "says rounding": said, "in float32": rounded}
 
 
 def as_table(known: pd.DataFrame) -> str:
-    """A row for each model and study; † where a sentence says that rounding decides."""
+    """A row for each model and study.
+
+    † marks a result whose sentence says what rounding decides, ‡ a study that runs in float32 and
+    says that only the rounding of the weights decides.
+    """
     known = known.assign(cell=known["value"] + known["says rounding"].map({True: " †", False: ""}))
-    each: Any = known.groupby(["model", "study"], sort=False)
-    rows = [[*key, *of.set_index("dtype").loc[[*DTYPES], "cell"]] for key, of in each]
+    rows = []
+    for (model, study), part in known.groupby(["model", "study"], sort=False):
+        title = f"{study} ‡" if part["in float32"].any() else study
+        rows.append([model, title, *part.set_index("dtype").loc[[*DTYPES], "cell"]])
     return table(["model", "study", *DTYPES], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What studies conclude in half precision.")
-    parser.add_argument("--ouro", type=Path, default=Path("runs/ouro-small"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for each in models(args.ouro) for row in measure(*each)]
+    rows = [row for each in models() for row in measure(*each)]
     pd.DataFrame(rows).to_csv(args.results / FILE, index=False)
     rewrite(args.page, {NAME: as_table(pd.read_csv(args.results / FILE))})
 

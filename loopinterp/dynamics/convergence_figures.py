@@ -56,9 +56,10 @@ def _rounding_note(result: Any) -> Finding | None:
     if "computed_in" in config:
         text = (
             f"The model computes in {name}, where rounding hides movement below {share} of a "
-            "state's norm. This study ran the same weights in float32."
+            "state's norm. This study ran the same weights in float32. Against the model before it "
+            f"was rounded to {name}, the rounding of its weights decides on small differences."
         )
-        return Finding(text, value="computed in float32")
+        return Finding(text, value=f"weights rounded to {name}, run in float32")
     text = (
         f"The run is in {name}: rounding decides on movement below {share} of a state's norm. "
         "Smaller residuals, distances and rates are not resolved. Repeat the study with "

@@ -18,5 +18,5 @@ def test_a_model_has_a_row_for_each_study_and_precision(monkeypatch: pytest.Monk
     assert (known.groupby("study")["value"].nunique() == 1).all()
     known.loc[known.index[-1], "says rounding"] = True
     last = half_precision.as_table(known).splitlines()[-1].strip("| ").split(" | ")
-    assert last[:2] == ["parity", "frozen heads"] and last[4].endswith(" †")
+    assert last[:2] == ["parity", "frozen heads ‡"] and last[4].endswith(" †")
     assert last[2] == last[3] == known["value"].iloc[-1]

@@ -252,7 +252,7 @@ def test_studies_of_limits_are_those_of_the_same_weights_in_float32(
         np.testing.assert_array_equal(here.data[name], there.data[name], err_msg=str(name))
     config = here.provenance.config
     assert (config["state_dtype"], config["computed_in"]) == ("bfloat16", "float32")
-    assert here.findings()[1].value == "computed in float32"
+    assert here.findings()[1].value == "weights rounded to bfloat16, run in float32"
     assert "state_dtype" not in there.provenance.config
 
 
