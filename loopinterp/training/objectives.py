@@ -156,23 +156,26 @@ def answers_at(
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
     loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
     ends = loops.amax(0)  # [batch]: the last loop of each example
-    # Logits are collected loop by loop, and put back in the order [question, example] at the end.
-    answers, places = [], []
+    # States are collected loop by loop, read out at once, and put back in the order
+    # [question, example].
+    reached, places = [], []
     state, running = rows.h0, rows  # [running, pos, d_model] of the examples that go on
     for loop in range(int(ends[0]) + 1):
         state = running.step(state) if loop else state
+        still = int((ends > loop).sum())
         due = (loops[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
         if len(due):
-            answers.append(rows.readout(state[send(due[:, 1], state.device)]))
+            # With one question, those that leave: a slice, as the longest run first.
+            due_rows = slice(still, None) if len(loops) == 1 else send(due[:, 1], state.device)
+            reached.append(state[due_rows])
             places.append(due)
-        still = int((ends > loop).sum())
         if still < len(state):
             running, state = rows.select(slice(0, still)), state[:still]
     # [answer] each: the question, and the row in the order of running.
     question, row = torch.cat(places).unbind(1)
     back = torch.empty_like(loops)
     back[question, order[row]] = torch.arange(len(question))
-    read_in_turn = torch.cat(answers)
+    read_in_turn = rows.readout(torch.cat(reached))
     return read_in_turn[send(back, read_in_turn.device)]
 
 
