@@ -46,8 +46,9 @@ def test_a_prefix_sees_all_of_itself(n_prefix: int) -> None:
 )
 def test_the_models_own_generate_writes_the_same_tokens(sampler: dict[str, Any]) -> None:
     for n_loops in (1, 2, 4):
-        published = hrm_text.tiny(H_cycles=n_loops, initializer_range=0.3)
-        how: dict[str, Any] = {"max_new_tokens": 10, "pad_token_id": 0, "eos_token_id": None}
+        published: Any = hrm_text.tiny(H_cycles=n_loops, initializer_range=0.3)
+        how: dict[str, Any] = {"max_new_tokens": 10, "eos_token_id": None}
+        how["attention_mask"] = torch.ones_like(_tokens())  # else made of the padding token
         options = {"do_sample": bool(sampler), "top_k": 0 if sampler else None, **sampler}
         torch.manual_seed(5)
         native = published.generate(_tokens(), **how, **options)[:, 7:]

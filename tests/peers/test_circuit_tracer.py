@@ -51,8 +51,8 @@ def test_the_weights_that_it_serves_are_the_studys_effects(tmp_path: Path) -> No
     write_attribution_graph(result, tmp_path / "graph.json", score="edge_ig", count=every)
     read = ask("older", __name__, tmp_path)
     assert read["listed"] == ["graph"]
-    names = {"embedding": "input", "logit": "readout"}
-    named = {
+    names: dict[str, Any] = {"embedding": "input", "logit": "readout"}
+    named: dict[str, Any] = {
         node: names.get(kind, label.rpartition(": ")[2])
         for node, (kind, label) in read["nodes"].items()
     }

@@ -67,7 +67,7 @@ def answer(folder: Path, kind: str, file: str) -> dict[str, Any]:
     model = getattr(module, f"{name}ForCausalLM")(getattr(module, f"{name}Config")(**sizes)).eval()
     for weight in model.parameters():
         weight.copy_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
-    tokens = torch.randint(64, (3, N_PROMPT))
+    tokens = torch.randint(1, 64, (3, N_PROMPT))  # none is the padding
     start = torch.randn(N_PROMPT + N_NEW, WIDTH)
     written = [native(module, model, tokens, start, *case) for case in cases(kind)]
     return {"weights": model.state_dict(), "tokens": tokens, "start": start, "written": written}
