@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 CASES ?= 2000
 SEED ?= 0
 
-.PHONY: help env demo test wheel gpu fuzz check lint format types docs site clean
+.PHONY: help env demo test peers wheel gpu fuzz check lint format types docs site clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -38,8 +38,24 @@ $(DEVELOP): $(STAMP)
 demo: $(STAMP)  ## train, analyse and report on one model (a few minutes)
 	$(BIN)/loopinterp demo --out runs/demo
 
-test: env  ## run every test but those that need a GPU
-	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test: env  ## run every test but those that need a GPU or other tools
+	$(BIN)/python -m pytest -m "not gpu and not peers" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Each group of other tools has an environment on top of ours, for what it needs in other versions.
+PEERS := $(patsubst tests/peers/%.txt,build/peers/%/.installed,$(wildcard tests/peers/*.txt))
+export OURO HUGINN RETROFITTED
+
+peers: env $(PEERS)  ## install other tools beside ours, and compare with them
+	$(BIN)/python -m pytest -m peers tests/peers
+
+build/peers/%/.installed: tests/peers/%.txt $(DEVELOP)
+	rm -rf $(@D)
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python -c 'import sysconfig; ours = sysconfig.get_path("purelib"); \
+	  print(f"import site; site.addsitedir({ours!r})")' \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
 
 wheel: $(STAMP)  ## build the wheel, install it in an environment of its own, and use it there
 	rm -rf build/wheel

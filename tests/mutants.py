@@ -138,7 +138,7 @@ def fails(tree: Path, files: list[str]) -> bool:
             os.dup2(quiet, 2)
             import pytest
 
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
+            options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not peers"]
             options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported beforehand
             code = int(pytest.main([*options, *files]))
         finally:

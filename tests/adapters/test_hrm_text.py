@@ -35,6 +35,28 @@ def test_a_prefix_sees_all_of_itself(n_prefix: int) -> None:
             generate(model, [[1, 2]], n_loops=1, max_new_tokens=1)
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 9},
+        {"temperature": 1.3, "top_p": 0.8},
+    ],
+)
+def test_the_models_own_generate_writes_the_same_tokens(sampler: dict[str, Any]) -> None:
+    for n_loops in (1, 2, 4):
+        published: Any = hrm_text.tiny(H_cycles=n_loops, initializer_range=0.3)
+        how: dict[str, Any] = {"max_new_tokens": 10, "eos_token_id": None}
+        how["attention_mask"] = torch.ones_like(_tokens())  # else made of the padding token
+        options = {"do_sample": bool(sampler), "top_k": 0 if sampler else None, **sampler}
+        torch.manual_seed(5)
+        native = published.generate(_tokens(), **how, **options)[:, 7:]
+        how = {"n_loops": n_loops, "max_new_tokens": 10, "seed": 5, **sampler}
+        new = generate(adapt(published), _tokens(), **how)
+        assert torch.equal(new, native) and len(new.unique()) > (5 if sampler else 1)
+
+
 def test_a_prefix_of_a_model_that_knows_none_is_refused() -> None:
     with pytest.raises(InputError, match="n_prefix"):
         adapt(hrm_text.tiny(), n_prefix=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError
 from loopinterp.features import AutoencoderConfig, SparseAutoencoder, load_autoencoder
-from tests.features.make_sae_lens_files import CASES, FOLDER, write
+from tests.features.make_sae_lens_files import CASES, FOLDER
 
 KINDS: dict[str, dict[str, Any]] = {
     "relu": {},
@@ -115,18 +114,6 @@ def test_what_sae_lens_saved_gives_its_recorded_activations(case: str) -> None:
         loaded.encode(recorded["x"]), recorded["features"], atol=1e-5, rtol=0
     )
     torch.testing.assert_close(loaded(recorded["x"]), recorded["reconstruction"], atol=1e-5, rtol=0)
-
-
-if find_spec("sae_lens") is not None:
-
-    @torch.no_grad()
-    @pytest.mark.filterwarnings("default")
-    @pytest.mark.parametrize("case", sorted(CASES))
-    def test_what_the_installed_sae_lens_saves_is_read(case: str, tmp_path: Path) -> None:
-        write(case, tmp_path)
-        recorded = load_file(tmp_path / case / "recorded.safetensors")
-        features = load_autoencoder(tmp_path / case).encode(recorded["x"])
-        torch.testing.assert_close(features, recorded["features"], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
