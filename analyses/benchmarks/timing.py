@@ -167,10 +167,16 @@ def stop(why: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:  # one timing has no quartiles
+        raise argparse.ArgumentTypeError(f"expected an integer of 2 or more, got {text!r}")
+    return int(text)
+
+
 def parser(doc: str | None, *, rounds: int, device: bool = False) -> argparse.ArgumentParser:
     """Options that all benchmarks share; with ``device``, one of those that a GPU can run."""
     made = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
-    made.add_argument("--rounds", type=int, default=rounds, help="timings of each way")
+    made.add_argument("--rounds", type=_rounds, default=rounds, help="timings of each way")
     made.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
     made.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="what to count")
     made.add_argument("--allocator", choices=["keep", "system"], default="keep")

@@ -44,8 +44,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def _replacing(path: Path) -> Iterator[tuple[int, Path]]:
     """A temporary file, open and locked, that replaces a file when the block succeeds."""
     prefix = _temporary_prefix(path.name)
+    make_folder(path.parent)
     with _writing_to(path.parent, "folder"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent, prefix)
         handle, temporary = _open_temporary(path.parent, prefix)
     try:
@@ -56,6 +56,12 @@ def _replacing(path: Path) -> Iterator[tuple[int, Path]]:
     finally:
         os.close(handle)
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those it lies in, if there is none."""
+    with _writing_to(folder, "folder"):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _temporary_prefix(name: str) -> str:

@@ -18,6 +18,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs, Trajectories
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
 from loopinterp.interventions.pairs import balanced_pairs
+from loopinterp.programs.language import UNKNOWN
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -42,7 +43,8 @@ def count_table(
     n_tokens, n_values = max(sizes) + 1, max(sizes.values())
     table = TransitionTable.from_entries(sizes, start={}, step={}, answers={})
     parts = [(part, v) for each, both in zip(runs, values) for part, v in zip(each.both, both)]
-    n_answers = max(int(part.answers.max()) for part, _ in parts) + 1
+    # Undecided answers are counted too, as the first.
+    n_answers = max(int(part.answers.max()) for part, _ in parts) + 1 - UNKNOWN
     # [left token, left value, token, value, value after]
     counts = torch.zeros(*table.step.shape, n_values, dtype=torch.long)
     read = torch.zeros(n_tokens, n_values, n_answers, dtype=torch.long)  # [token, value, answer]
@@ -50,14 +52,15 @@ def count_table(
     for part, v in parts:
         steps = table.places(part.tokens, v[:-1]) * n_values + v[1:]
         counts += _counted(steps, part.within[1:], counts)
-        cells = (part.tokens * n_values + v) * n_answers + part.answers
+        cells = (part.tokens * n_values + v) * n_answers + part.answers - UNKNOWN
         read += _counted(cells, part.within, read)
     for each, (clean, _) in zip(runs, values):
         first = (each.clean.tokens * n_values + clean[0]).flatten()
         starts += first.bincount(minlength=starts.numel()).view_as(starts)
     # An answer that no clean run gives counts as the next that one gives.
     known = torch.cat([each.clean.answers.unique() for each in runs]).unique()
-    next_known = torch.searchsorted(known, torch.arange(n_answers)).clamp(max=len(known) - 1)
+    answers = torch.arange(n_answers) + UNKNOWN
+    next_known = torch.searchsorted(known, answers).clamp(max=len(known) - 1)
     read = read.new_zeros(n_tokens, n_values, len(known)).index_add(2, next_known, read)
     seen = counts.sum(-1) > 0
     return replace(

@@ -17,7 +17,7 @@ from loopinterp.dynamics.measures import NOISE, check_states
 from loopinterp.models.precision import is_coarse, rounding_of
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 LEAST_LOOPS = 12
@@ -62,7 +62,8 @@ class RegimeCriteria(Settings):
     Attributes:
         window: Late loops used; half of the trajectory if ``None``.
         at_rest: Relative residual up to which a state no longer moves.
-        to_go: Relative path left to a fixed point at the present rate.
+        to_go: Path left to a fixed point at the present rate, over the norm of the state (of the
+            largest late one, if the fixed point is 0).
         recurrence: Mean squared change over an orbit's period, over twice the variance.
         straight: Net displacement over path length, above which a path is a drift.
         rotation: Evenness of a rotation, and its plane's share of variance.
@@ -120,8 +121,7 @@ def classify_regimes(
     diverges = larger & (grown > criteria.divergence) & (fit > 0.5)
 
     at_rest = update[-1] <= criteria.at_rest * size[-1]
-    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)  # a geometric series
-    near = (growth < 1) & (fit > 0.5) & (to_go <= criteria.to_go * size[-1])
+    near = (growth < 1) & (fit > 0.5) & _is_close(late, growth, criteria.to_go)
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
     leads_nowhere = straightness < criteria.straight
     spiral = (grown < 0.8) & (fit > 0.9) & leads_nowhere
@@ -259,6 +259,17 @@ def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     late = torch.where(finite[:, None], late, 0).double()  # [loop, trajectory, d_model]
     largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
     return late / largest[:, None], finite
+
+
+def _is_close(
+    late: Float[Tensor, "loop trajectory d_model"], growth: Tensor, share: float
+) -> Bool[Tensor, " trajectory"]:
+    """Whether little of the path to a limit is left, as updates fall by the factor ``growth``."""
+    left = (late[-1] - late[-2]) * (growth / (1 - growth).clamp_min(1e-12))[:, None]  # a series
+    size = late.norm(dim=-1)  # [loop, trajectory]
+    # What falls to 0 is never small beside itself, so the window's largest state measures it.
+    to_zero = (late[-1] + left).norm(dim=-1) <= share * size[-1]
+    return left.norm(dim=-1) <= share * torch.where(to_zero, size.amax(dim=0), size[-1])
 
 
 def _logarithm(update: Tensor) -> Tensor:

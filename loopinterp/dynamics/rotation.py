@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.text import ShortRepr
-from loopinterp.dynamics.measures import check_states
+from loopinterp.dynamics.measures import check_states, share_of_size
 from loopinterp.models.precision import is_coarse, rounding_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def lag_distance(
     .. math::
         r_p = \frac{1}{T - n} \sum_{t > n} \frac{\|h_t - h_{t-p}\|}{\|h_t\|}, \qquad p = 1 \dots n
 
-    A cycle of p loops has :math:`r_p = 0`.
+    A cycle of p loops has :math:`r_p = 0`, and so have constant zeros.
 
     Example:
         >>> states = torch.tensor([1.0, 2.0, 4.0]).repeat(4)[:, None]
@@ -49,7 +49,7 @@ def lag_distance(
     late = states[n_lags:]
     size = late.norm(dim=-1)
     distances = [
-        ((late - states[n_lags - p : len(states) - p]).norm(dim=-1) / size).mean(0)
+        share_of_size((late - states[n_lags - p : len(states) - p]).norm(dim=-1), size).mean(0)
         for p in range(1, n_lags + 1)
     ]
     return torch.stack(distances)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,25 @@ Metric = Callable[["Tensor"], "Tensor"]
 
 def metric_name(metric: Metric | None, default: str) -> str:
     return default if metric is None else getattr(metric, "__name__", type(metric).__name__)
+
+
+def metric_values(
+    metric: Metric, logits: Float[Tensor, "batch pos d_vocab_out"]
+) -> Float[Tensor, "*batch"]:
+    """What a caller's metric says of a run: a number, or one for each example."""
+    values = metric(logits)
+    try:
+        numbers = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):  # None, or text
+        numbers = None
+    if numbers is None or numbers.shape not in ((), logits.shape[:1]):
+        raise InputError(
+            "metric",
+            expected=f"a number, or one for each example [{len(logits)}]",
+            given=describe_tensor(values),
+            fix="Take a mean over positions, for instance, or the logits of one of them.",
+        )
+    return numbers.double()
 
 
 class Comparison:
@@ -69,11 +89,11 @@ class Comparison:
                 fix="Pass other pairs, or more scored positions.",
             )
         self.at_base, self.at_source = (float(self._metrics(x[None])[0]) for x in (base, source))
-        if self.at_base == self.at_source:
+        if not 0 < abs(self.at_source - self.at_base) < math.inf:  # NaN neither
             raise InputError(
                 "metric",
-                expected="different values for base and source",
-                given=f"{self.at_base} for both",
+                expected="different, finite values for base and source",
+                given=f"{self.at_base} and {self.at_source}",
                 fix="Pass other pairs, or another metric.",
             )
 
@@ -87,7 +107,7 @@ class Comparison:
     def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
         """The metric of each example, with gradients, weighted by the counted positions."""
         if self._metric is not None:
-            return torch.as_tensor(self._metric(logits)).double()
+            return metric_values(self._metric, logits)
         # Classes of both answers [batch, pos, 2], and their logits.
         both = torch.stack([self._source, self._base], -1)
         pair = logits.double().gather(-1, both)
@@ -96,7 +116,7 @@ class Comparison:
 
     def _metrics(self, logits: Float[Tensor, "run batch pos d_vocab_out"]) -> Float[Tensor, " run"]:
         if self._metric is not None:
-            return torch.stack([torch.as_tensor(self._metric(x)).double().mean() for x in logits])
+            return torch.stack([metric_values(self._metric, x).mean() for x in logits])
         # Logits of the positions that count, [run, answer, class].
         counted = logits[:, self.differ]
         source, base = (
@@ -130,8 +150,11 @@ def patched_component(model: HookedRun, component: str) -> Patched:
     return Patched(book.short(full), full, kind, full in book.per_loop, n_heads)
 
 
-def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
-    """The place in the loop of a hook's full name; None for a component's name."""
+def hook_place(model: HookedRun, name: str, n_loops: int, **chosen: Index) -> Address | None:
+    """The place in the loop of a hook's full name; None for a component's name.
+
+    A full name says where it is, so nothing else of it may be ``chosen``.
+    """
     if "." not in name or model.addresses().has(name):
         return None
     book = model.addresses(n_loops)
@@ -139,6 +162,10 @@ def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
     if place.section != "block":
         expected, fix = "a hook inside the loop", f"Pass the component, {place.component!r}."
         raise InputError("component", expected=expected, given=repr(name), fix=fix)
+    for what, value in chosen.items():
+        if value is not None:
+            expected, fix = f"None, as {name!r} is one place", "Leave it out, or name a component."
+            raise InputError(what, expected=expected, given=repr(value), fix=fix)
     return place
 
 

@@ -186,7 +186,7 @@ def patching_sweep(
     base, source, n_loops, scored = given_pairs(
         model, base, source, n_loops, scored, component=component, other=other
     )
-    place = hook_place(model, component, n_loops)
+    place = hook_place(model, component, n_loops, loops=loops)
     if place is not None:
         component, loops = place.component, [place.loop or 0]
     target = patched_component(model, component)

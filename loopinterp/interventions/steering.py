@@ -23,6 +23,7 @@ from loopinterp.interventions.base_and_source import (
     hook_place,
     hooks_by_loop,
     metric_name,
+    metric_values,
     patched_component,
     places_of,
     scored_examples,
@@ -171,12 +172,23 @@ def mean_difference(
         positions: Positions that count; all by default.
 
     Raises:
-        InputError: If ``positions`` has another shape than the activation's ``[batch, pos]``.
+        InputError: If the address is of several activations, or ``positions`` has another shape
+            than the activation's ``[batch, pos]``, or holds none.
     """
     need_hooks(model)
+    if positions is not None and not positions.any():
+        fix = "Choose some, or leave positions out."
+        raise InputError("positions", expected="one at least", given="none", fix=fix)
     means = []
     for x in (inputs, others):
         _, cache = model.run_with_cache(x, n_loops=n_loops, names_filter=[hook])
+        if len(cache) != 1:
+            raise InputError(
+                "hook",
+                expected="the address of one activation",
+                given=f"{hook!r}, of {len(cache)} activations",
+                fix="Name the loop and the layer, as in loops.3.hook_state_post.",
+            )
         (values,) = (cache[name] for name in cache)  # [batch, pos, (head,) feature]
         means.append(values[places_of(positions, values)].mean(0))
     return means[0] - means[1]
@@ -238,7 +250,7 @@ def steering_sweep(
     need_hooks(model)
     direction = _check_direction(_as_direction(direction))
     inputs, scored, n_loops = scored_examples(model, data, n_loops, n, batch_size, seed)
-    place = hook_place(model, component, n_loops)
+    place = hook_place(model, component, n_loops, loops=loops, layer=layer)
     if place is not None:
         component, layer, loops = place.component, place.layer, [place.loop or 0]
     target = patched_component(model, component)
@@ -315,7 +327,7 @@ class _Runs:
             p = logits.double().softmax(-1).gather(-1, self._clean[..., None])[..., 0]
             metric = (p * self._scored).sum(1) / self._scored.sum(1)
         else:
-            metric = torch.as_tensor(self._metric(logits)).double().expand(len(logits))
+            metric = metric_values(self._metric, logits).expand(len(logits))
         return torch.stack([changed.double(), metric]).cpu().numpy()
 
 

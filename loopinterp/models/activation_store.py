@@ -27,6 +27,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
     digest_tensors,
+    make_folder,
     read_json_object,
     write_json,
     write_large_tensors,
@@ -167,7 +168,7 @@ def _begin(folder: Path, about: dict[str, Any], size: int) -> None:
             expected, got = "an empty folder, or the same activations", "those of another call"
             raise InputError(f"folder {folder}", expected=expected, given=got, fix="Pass another.")
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if size > (free := shutil.disk_usage(folder).free):
         expected = f"at most the {free / 1e6:.0f} MB that are free"
         fix = "Pass fewer sites, loops=, positions= or dtype=."

@@ -19,6 +19,7 @@ from typing_extensions import dataclass_transform
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -238,6 +239,10 @@ class GateAbove(_AtThreshold):
                 expected, got = f"a probability for each place {list(shape)}", list(stop.shape)
                 fix = "Take the last axis off, e.g. gate(h).sigmoid()[..., 0]."
                 raise InputError("gate", expected=expected, given=str(got), fix=fix)
+            if bool(((stop < 0) | (stop > 1)).any()):
+                fix = "Pass the sigmoid of the gate's logits."
+                got = describe_tensor(stop)
+                raise InputError("gate", expected="probabilities", given=got, fix=fix)
             # Probability of not stopping here, and of not having stopped: [batch, pos].
             going = 1 - (stop[:, None] if stop.ndim == 1 else stop).float().expand(shape)
             before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None

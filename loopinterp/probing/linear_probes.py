@@ -224,6 +224,7 @@ def online_code_length(
 
     Blocks end at n/64, n/32, ..., n samples, from 8 at least. They are sent with the uniform code
     until every class has occurred, then by a :class:`LogisticProbe` trained on all earlier ones.
+    Labels of a single class cost nothing.
 
     Shuffle the activations ``x`` first: labels are sent in their order.
     """
@@ -234,8 +235,15 @@ def online_code_length(
         )
     doubling = [n >> k for k in range(6, -1, -1)]
     ends = [end for end in doubling if end >= 8 or end == n]
-    n_classes = len(torch.unique(y))
     grid = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1])
+    if y.ndim > 1 and bool((y != y.flatten(0, -2)[0]).any()):
+        # Other cells' labels do not count: each has classes of its own, and a time when all came.
+        cells = x.expand(*grid, *x.shape[-2:]).flatten(0, -3), y.expand(*grid, n).flatten(0, -2)
+        each = [online_code_length(*cell, alpha=alpha) for cell in zip(*cells)]
+        return torch.stack(each).view(grid)
+    n_classes = len(torch.unique(y))
+    if n_classes == 1:  # labels that never vary need not be sent
+        return x.new_zeros(grid, dtype=torch.float64)
     # The first block costs the uniform code; [*cell] bits in all.
     bits = x.new_full(grid, ends[0] * math.log2(n_classes), dtype=torch.float64)
     for start, end in pairwise(ends):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    from loopinterp.models.run import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
     Model = TypeVar("Model", bound=torch.nn.Module)
@@ -103,9 +104,16 @@ def probe_study(
         code_lengths: Compute online code lengths too (slow).
 
     Raises:
-        InputError: If shapes do not fit, or a group has too few classes.
+        InputError: If shapes do not fit, a group has no class in some half, or a site has no
+            features at each position (patterns).
     """
     need_hooks(model)
+    if random_model is not None:
+        need_hooks(random_model)
+    if probe is not None and not isinstance(probe, LinearProbe):
+        fix = "Pass probe=RidgeProbe() or probe=LogisticProbe(), for instance."
+        raise InputError("probe", expected="a LinearProbe", given=repr(probe), fix=fix)
+    _check_sites(model, sites)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
     targets = {name: x(inputs) if callable(x) else x for name, x in targets.items()}
@@ -115,6 +123,9 @@ def probe_study(
     if train is None:
         place = torch.randperm(len(inputs), generator=generator).argsort()
         train = (place < (len(inputs) + 1) // 2).to(inputs.device)
+    if groups is not None and not groups:
+        fix = "Name one, or leave groups out."
+        raise InputError("groups", expected="at least one", given="none", fix=fix)
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
     halves = _halves(groups, train, labels)
@@ -166,6 +177,15 @@ def probe_study(
             n_train=[int(fit.sum()) for fit, _ in halves],
             n_test=[int(test.sum()) for _, test in halves],
         )
+
+
+def _check_sites(model: HookedRun, sites: Sequence[str]) -> None:
+    book = model.addresses()
+    for site in sites:
+        if book.site_map.axes(book.kinds[book.component(site)])[0] != "pos":
+            fix = "Probe attn.hook_z or hook_state_post, for instance."
+            expected = "activations with features at each position"
+            raise InputError("sites", expected=expected, given=repr(site), fix=fix)
 
 
 def _halves(

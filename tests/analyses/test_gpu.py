@@ -296,6 +296,14 @@ def test_a_benchmark_without_its_device_ends_with_one_sentence(
         settle(options)
 
 
+@pytest.mark.parametrize("rounds", ["1", "0", "-3", "many"])
+def test_fewer_rounds_than_quartiles_need_end_with_exit_status_2(rounds: str) -> None:
+    assert parser("", rounds=3).parse_args(["--rounds", "2"]).rounds == 2
+    with pytest.raises(SystemExit) as ended:
+        parser("", rounds=3).parse_args(["--rounds", rounds])
+    assert ended.value.code == 2
+
+
 def test_the_clock_waits_for_the_device_before_it_starts_and_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

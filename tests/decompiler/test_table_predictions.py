@@ -19,9 +19,21 @@ from loopinterp.decompiler.table_predictions import (
 )
 from loopinterp.decompiler.transition_table import TransitionTable
 from loopinterp.interventions.pairs import balanced_pairs
-from loopinterp.programs import get_program
+from loopinterp.programs import (
+    UNKNOWN,
+    Linear,
+    LoopProgram,
+    eq,
+    full,
+    get_program,
+    shift_right,
+    tok_map,
+    tokens,
+    var,
+    where,
+)
 from loopinterp.programs.equivalence import inputs_of
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, get_task
 
 GENERATES, PROPAGATES = 3, 1
 """Tokens of an addition that make a carry and that hand one on."""
@@ -40,6 +52,25 @@ def ripple() -> tuple[Refinement, list[InterchangeTrajectories]]:
     model = compile_program(get_program("ripple"), max_length=7).model
     runs, others = ([runs_of(model, n, seed) for n in (4, 6)] for seed in (0, 1))
     return refine(runs, others, most_values=4), others
+
+
+def late_xor() -> LoopProgram:
+    """A running XOR that answers nothing before news of BOS has come."""
+    left = shift_right(var("value"), default=UNKNOWN)
+    step = where(
+        eq(tokens, 2),
+        0,
+        where(eq(left, UNKNOWN), UNKNOWN, left ^ tok_map(tokens, {1: 1}, default=0)),
+    )
+    return LoopProgram(
+        name="late_xor",
+        task="prefix_sum",
+        inputs=("0", "1", "BOS", "PAD"),
+        prepare={"value": full(UNKNOWN)},
+        step={"value": step},
+        finish=var("value"),
+        n_loops=Linear(offset=1),
+    )
 
 
 def names(refinement: Refinement) -> dict[tuple[int, int], int]:
@@ -141,3 +172,21 @@ def test_rounds_end_with_a_table_that_new_inputs_do_not_break(
     )
     assert left == 0
     assert n_wrong(after, [runs]) == 0
+
+
+def test_undecided_answers_are_counted_as_any_other() -> None:
+    task = get_task("prefix_sum")
+    model = compile_program(late_xor(), max_length=6).model
+
+    def drawn(seed: int) -> InterchangeTrajectories:
+        runs = Runs(model, inputs_of(task, (5,), 40, seed=seed), task.n_loops(5))
+        return InterchangeTrajectories.drawn(runs, 4000, torch.Generator().manual_seed(seed))
+
+    others = drawn(1)
+    assert (others.clean.answers == UNKNOWN).any() and (others.clean.answers >= 0).any()
+    found = refine([drawn(0)], [others], most_values=4)
+    assert found.regions.answers == {0: (UNKNOWN, 0, 1), 1: (UNKNOWN, 0, 1), 2: (UNKNOWN, 0)}
+    for token, answers in found.regions.answers.items():
+        assert found.table.answers[token, : len(answers)].tolist() == [*answers]
+    prediction = TablePrediction.of(found.table, others)
+    assert prediction.clean.all() and prediction.changed.all()

@@ -55,6 +55,8 @@ COMING_TO_REST = {
     "geometric, fast": _line(0.5**LOOPS),
     "geometric, slow": _line(0.93**LOOPS),
     "alternating": _line((-0.95) ** LOOPS),
+    "halved each loop, to 0": 0.5 ** LOOPS[:, None] * FRAME[0],
+    "to 0, slowly": 0.85 ** LOOPS[:, None] * FRAME[0],
     "spiral": _turn(0.11, radius=0.97**LOOPS),
     "slow spiral": _turn(0.11, radius=0.99**LOOPS),
     "at rest": _line(torch.ones_like(LOOPS)),
@@ -81,6 +83,7 @@ DRIFTS = {
     "constant speed": _line(LOOPS),
     "square root": _line(LOOPS.sqrt()),
     "logarithm": _line((1 + LOOPS).log()),
+    "to 0 as a power of the loop": (1 + LOOPS[:, None]) ** -0.5 * FRAME[0],
     "with noise": _line(LOOPS) + _noise(0.05),
 }
 GROWING = {

@@ -75,6 +75,12 @@ def test_a_cycle_comes_back_after_its_period_and_its_multiples_alone(period: int
     assert back == [p % period == 0 for p in range(1, 2 * period + 1)]
 
 
+def test_constant_zeros_are_at_no_distance() -> None:
+    states = torch.zeros(12, 2, 3)
+    states[:, 1] = 1.0
+    assert lag_distance(states, 3).tolist() == [[0.0, 0.0]] * 3
+
+
 def test_too_few_states_are_refused() -> None:
     for call in (
         lambda: find_rotation(torch.ones(15, 3)),

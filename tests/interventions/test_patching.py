@@ -416,12 +416,17 @@ def test_what_cannot_be_patched_is_said():
     refused("n_loops", n_loops=0)
     refused("loop", loops=[2])
     refused("loops", loops=[])
+    refused("loops", loops=[0], component="loops.1.blocks.0.attn.hook_z")
     refused("positions", positions="every")
     refused("positions", positions=torch.full((BATCH,), POS))
     refused("positions", positions=torch.zeros(2, dtype=torch.long))
     refused("scored", scored=torch.ones(BATCH, POS))
     refused("base and source", source=base, other=source)
     refused("metric", metric=lambda logits: torch.zeros(()))
+    for shape in ((BATCH, POS), (BATCH, 1), (BATCH + 1,)):
+        refused("metric", metric=lambda logits, shape=shape: logits.mean() * torch.ones(shape))
+    refused("metric", metric=lambda logits: None)
+    refused("metric", metric=lambda logits: logits.mean() * torch.nan)
     refused("inputs", source=source + 5)
 
 

@@ -245,8 +245,12 @@ def test_one_place_has_one_address() -> None:
         ({"direction": SimpleNamespace(coef_=torch.ones(3, 16))}, "direction"),
         ({"component": "resid_pre"}, "layer"),
         ({"component": "nothing"}, "component"),
+        ({"component": "loops.1.blocks.1.hook_resid_pre", "layer": 0}, "layer"),
+        ({"component": "loops.1.blocks.1.hook_resid_pre", "loops": [0]}, "loops"),
         ({"positions": "each"}, "positions"),
         ({"strengths": ()}, "strengths"),
+        ({"metric": lambda logits: logits[..., 0]}, "metric"),
+        ({"metric": lambda logits: None}, "metric"),
     ],
 )
 def test_what_cannot_be_steered_is_refused(options: dict[str, object], what: str) -> None:
@@ -286,3 +290,15 @@ def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError) as caught:
         mean_difference(model, x, x, hook="loops.1.hook_state_post", n_loops=2, positions=places)
     assert caught.value.what == "positions"
+
+
+def test_a_mean_difference_is_of_one_activation_and_some_positions() -> None:
+    model, x = transformer(), tokens()
+    none = torch.zeros(1, 7, dtype=torch.bool)
+    for hook, positions, what in (
+        ("hook_state_post", None, "hook"),  # of each loop
+        ("loops.1.hook_state_post", none, "positions"),
+    ):
+        with pytest.raises(InputError) as caught:
+            mean_difference(model, x, x, hook=hook, n_loops=2, positions=positions)
+        assert caught.value.what == what

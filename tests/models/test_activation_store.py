@@ -186,6 +186,10 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         store_activations(model, PROMPTS, tmp_path, dtype="float8_e5m2", **options)
     with pytest.raises(CheckpointError):
         ActivationStore(tmp_path)
+    (tmp_path / "a file").touch()
+    for place in (tmp_path / "a file", tmp_path / "a file" / "inside"):
+        with naming(f"output folder {place}"):
+            store_activations(model, PROMPTS, place, **options)
     store = store_activations(model, PROMPTS, tmp_path, **options)
     with pytest.raises(InputError):
         store.read_tensor("blocks.0.hook_resid_pst")

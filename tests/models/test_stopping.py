@@ -375,9 +375,17 @@ def test_a_gate_of_another_shape_is_refused() -> None:
         run_until(Halving(), torch.zeros(1, 1, 2), rule, max_loops=2)
 
 
+@pytest.mark.parametrize("value", [-0.1, 1.1, 12.0])
+def test_a_gate_that_gives_no_probability_is_refused(value: float) -> None:
+    rule = GateAbove(lambda h: torch.full(h.shape[:2], value))  # logits, for instance
+    with pytest.raises(InputError) as caught:
+        run_until(Halving(), torch.zeros(2, 3, 2), rule, max_loops=2)
+    assert caught.value.what == "gate"
+
+
 @pytest.mark.parametrize("cumulated", [False, True])
 def test_a_gate_has_no_say_before_the_first_loop(cumulated: bool) -> None:
-    rule = GateAbove(lambda h: h[..., 0] + 2, 0.5, cumulated=cumulated)  # always open
+    rule = GateAbove(lambda h: torch.ones(h.shape[:2]), 0.5, cumulated=cumulated)  # always open
     assert run_until(Halving(), torch.zeros(2, 3, 2), rule, max_loops=4).loop.tolist() == [1, 1]
 
 

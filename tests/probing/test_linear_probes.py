@@ -281,6 +281,17 @@ def test_a_grid_is_its_cells_and_harder_data_cost_more() -> None:
     assert float(bits[2]) == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_code_of_a_cell_does_not_depend_on_labels_of_others() -> None:
+    x, y = data(512, 0.5, 3)
+    rare = torch.where((y == 2) & (torch.arange(512) < 200), 0, y)  # class 2 comes late
+    constant = torch.ones_like(y)
+    labels = torch.stack([y, rare, (y > 0).long(), constant])
+    bits = online_code_length(x, labels)
+    for each, value in zip(labels, bits):
+        torch.testing.assert_close(online_code_length(x, each), value)
+    assert bits[3] == 0
+
+
 def test_blocks_before_every_class_has_occurred_cost_the_uniform_code() -> None:
     x, y = data(128, 0.0)
     late = torch.cat([y[y == 0], y[y == 1]])

@@ -133,6 +133,14 @@ def test_code_lengths_on_demand() -> None:
     assert 0.05 < digit / np.log2(3) < carry <= 1.1
 
 
+def test_a_target_that_never_varies_is_known_without_code() -> None:
+    targets = {"constant": masked(torch.ones_like(BATCH.targets)), "digit": TARGETS["digit"]}
+    found = probe_study(MODEL, BATCH.inputs, targets, n_loops=N_LOOPS, code_lengths=True).data
+    assert (found["accuracy"].sel(target="constant") == 1).all()
+    assert (found["code_length"].sel(target="constant") == 0).all()
+    assert (found["code_length"].sel(target="digit") > 0).all()
+
+
 def test_it_comes_back_from_disk(result: ProbeResult, tmp_path) -> None:
     again = load_result(result.save(tmp_path))
     assert isinstance(again, ProbeResult)
@@ -152,6 +160,10 @@ def test_it_comes_back_from_disk(result: ProbeResult, tmp_path) -> None:
         ({"train": torch.arange(60)}, "train"),
         ({"groups": {"none": torch.zeros(120, 7, dtype=torch.bool)}}, "group 'none'"),
         ({"random_model": None, "n_loops": 0}, "n_loops"),
+        ({"groups": {}}, "groups"),
+        ({"sites": ("hook_state_post", "attn.hook_pattern")}, "sites"),
+        ({"probe": "ridge"}, "probe"),
+        ({"random_model": torch.nn.Linear(1, 1)}, "model"),
     ],
 )
 def test_bad_arguments_are_named(options: dict, what: str) -> None:
