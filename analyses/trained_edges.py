@@ -24,7 +24,7 @@ from loopinterp.edges.edge_effects import EdgeEffects
 from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.tasks import IGNORE
 
-HOPS, PAIRS = 8, {"ouro-small": 8, "huginn-small": 2}  # Huginn takes longer
+HOPS, PAIRS = 8, {"ouro-small": 8, "huginn-small": 8}
 LOOPS = {"ouro-small": 4, "huginn-small": 8}
 FILES = ("trained_edges.csv", "trained_paths.csv")
 RULES: dict[str, dict[str, Any]] = {

@@ -272,7 +272,8 @@ class HRMTextAdapter(NestedModel):
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         like = torch.empty(0, device=self.device, dtype=self.dtype)
-        places = torch.arange(n_pos, device=self.device)[None]  # [1, pos]: older transformers index it
+        # [1, pos]: older transformers want an axis of examples.
+        places = torch.arange(n_pos, device=self.device)[None]
         cos, sin = self.published.model.rotary_emb(like, places)
         return cos.to(self.device), sin.to(self.device)
 
