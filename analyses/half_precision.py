@@ -84,8 +84,9 @@ def as_table(known: pd.DataFrame) -> str:
     says that only the rounding of the weights decides.
     """
     known = known.assign(cell=known["value"] + known["says rounding"].map({True: " †", False: ""}))
+    each: Any = known.groupby(["model", "study"], sort=False)
     rows = []
-    for (model, study), part in known.groupby(["model", "study"], sort=False):
+    for (model, study), part in each:
         title = f"{study} ‡" if part["in float32"].any() else study
         rows.append([model, title, *part.set_index("dtype").loc[[*DTYPES], "cell"]])
     return table(["model", "study", *DTYPES], rows)
