@@ -1,6 +1,6 @@
 """Edges of the trained small Ouro and Huginn: do scores of paths add up, are path patches exact?
 
-    python -m analyses.trained_edges          # some fifteen minutes on one core
+    python -m analyses.trained_edges          # some half an hour on one core
 
 Integrated gradients by the midpoint and the adaptive rule; path patching beside runs written out by
 hand (tests/edges/published_by_hand.py), in float64. Results are kept in
@@ -24,7 +24,7 @@ from loopinterp.edges.edge_effects import EdgeEffects
 from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.tasks import IGNORE
 
-HOPS, PAIRS = 8, {"ouro-small": 8, "huginn-small": 8}
+HOPS, PAIRS = 8, 8
 LOOPS = {"ouro-small": 4, "huginn-small": 8}
 FILES = ("trained_edges.csv", "trained_paths.csv")
 RULES: dict[str, dict[str, Any]] = {
@@ -41,18 +41,17 @@ PATHS = {  # senders, receivers
 }  # fmt: skip
 
 
-def pairs(name: str) -> tuple[Any, Any, Any]:
+def pairs() -> tuple[Any, Any, Any]:
     """Base, source, and the positions asked, of sequences whose answers differ."""
-    n = PAIRS[name]
-    batch = fresh(HOPS, 8 * n)
-    base, source = batch[: 4 * n], batch[4 * n :]
-    rows = (base.targets[:, -1] != source.targets[:, -1]).nonzero()[:n, 0]
+    batch = fresh(HOPS, 8 * PAIRS)
+    base, source = batch[: 4 * PAIRS], batch[4 * PAIRS :]
+    rows = (base.targets[:, -1] != source.targets[:, -1]).nonzero()[:PAIRS, 0]
     return base.inputs[rows], source.inputs[rows], base.targets[rows] != IGNORE
 
 
 def gaps(name: str) -> pd.DataFrame:
     """How far the scores out of the input are from the whole change, by rule."""
-    base, source, scored = pairs(name)
+    base, source, scored = pairs()
     model, options = (
         load_pretrained(name),
         {"neurons": None, "split": False, "n_loops": LOOPS[name]},
@@ -72,7 +71,7 @@ def paths(name: str) -> pd.DataFrame:
     """Largest difference of logits between path patching and a run by hand, in float64."""
     from tests.edges.published_by_hand import embedding_of, run_by_hand
 
-    base, source, _ = pairs(name)
+    base, source, _ = pairs()
     model, rows = load_pretrained(name).double(), []
     n_loops = LOOPS[name]
 
