@@ -275,7 +275,7 @@ class HRMTextAdapter(NestedModel):
         # [1, pos]: older transformers want an axis of examples.
         places = torch.arange(n_pos, device=self.device)[None]
         cos, sin = self.published.model.rotary_emb(like, places)
-        return cos.to(self.device), sin.to(self.device)
+        return cos[0].to(self.device), sin[0].to(self.device)
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS

@@ -31,6 +31,10 @@ from loopinterp.figures import (
 from loopinterp.models.precision import rounding_of
 
 _RIGHT: dict[str, Any] = {"colour": "red", "markers": False}
+_OF_WEIGHTS = (
+    "Against the model before it was rounded, the rounding of its weights decides on small "
+    "differences."
+)
 NO_ANSWER = "The readout is one number, so no answer is right or wrong."
 
 
@@ -56,8 +60,7 @@ def _rounding_note(result: Any) -> Finding | None:
     if "computed_in" in config:
         text = (
             f"The model computes in {name}, where rounding hides movement below {share} of a "
-            "state's norm. This study ran the same weights in float32. Against the model before it "
-            f"was rounded to {name}, the rounding of its weights decides on small differences."
+            f"state's norm. This study ran the same weights in float32. {_OF_WEIGHTS}"
         )
         return Finding(text, value=f"weights rounded to {name}, run in float32")
     text = (
@@ -133,7 +136,7 @@ def _measured_rounding(result: ConvergenceResult) -> Finding | None:
     text = (
         f"The run is in {name}. Its rounding moves a state by up to {float(rounding.max()):.1g} of "
         "its norm in a loop (measured against float32, from the same states). Limits and spectral "
-        "radii are those of the same weights in float32."
+        f"radii are those of the same weights in float32. {_OF_WEIGHTS}"
     )
     if to_rounding := result.to_rounding_share():
         last = result.data["residual"].isel(loop=-1)

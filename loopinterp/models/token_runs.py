@@ -160,7 +160,10 @@ class RecomputedRun:
         return self._run(self.tokens[:, :seen], taps)[self.rows, last]
 
     def _run_by_rule(self, inputs: Tensor, last: Tensor, stops: TokenStops) -> Tensor:
-        bound = bind(self.model, inputs)
+        if isinstance(self.model, HookedRun):
+            bound = self.model.bind(inputs, position_offset=self.offset)
+        else:
+            bound = bind(self.model, inputs)
         h = read = bound.h0
         at = self.rows, last
         ends = torch.full(inputs.shape, self.n_loops, device=inputs.device)  # [batch, pos]

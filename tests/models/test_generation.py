@@ -176,6 +176,18 @@ def test_each_example_has_its_own_offset(name: str) -> None:
     assert same[1].tolist() == answers[1] and same.tolist() != answers
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_loops_of_each_token_leave_the_offset_as_it_is(use_cache: bool) -> None:
+    model, offset = decoder("abacus on input", injection="sublayer", std=0.8, seed=5), 9
+    answers = [by_hand(model, p, 3, 8, position_offset=offset) for p in PROMPTS]
+    new, _ = generation.generate_by_rule(
+        model, PROMPTS, [3] * 8, n_loops=3, max_new_tokens=8, position_offset=offset,
+        use_cache=use_cache,
+    )  # fmt: skip
+    assert new.tolist() == answers
+    assert answers != [by_hand(model, p, 3, 8) for p in PROMPTS]
+
+
 def padded_to(n: int, padding: int, *, left: bool) -> tuple[Tensor, Tensor]:
     """The prompts padded on one side, and their mask."""
     rows = [([padding] * (n - len(p)), p) for p in PROMPTS]
