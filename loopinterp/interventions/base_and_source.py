@@ -13,7 +13,7 @@ from loopinterp.core.errors import HookError, InputError, unknown_name
 from loopinterp.models.addresses import resolve_index
 from loopinterp.models.protocol import need_hooks, need_model
 from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
-from loopinterp.tasks.task import IGNORE, Batch, describe_tensor, inputs_of
+from loopinterp.tasks.task import IGNORE, Batch, describe_tensor, inputs_of, need
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,14 +45,11 @@ def metric_values(
     try:
         numbers = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):  # None, or text
-        numbers = None
-    if numbers is None or numbers.shape not in ((), logits.shape[:1]):
-        raise InputError(
-            "metric",
-            expected=f"a number, or one for each example [{len(logits)}]",
-            given=describe_tensor(values),
-            fix="Take a mean over positions, for instance, or the logits of one of them.",
-        )
+        numbers = torch.empty(0, 0)
+    expected = f"a number, or one for each example [{len(logits)}]"
+    fix = "Take a mean over positions, for instance, or the logits of one of them."
+    fits = numbers.shape in ((), logits.shape[:1])
+    need(fits, "metric", expected, describe_tensor(values), fix)
     return numbers.double()
 
 
@@ -73,29 +70,18 @@ class Comparison:
         self.name = metric_name(metric, "logit difference")
         self.differ = self._base != self._source
         if scored is not None:
-            if scored.shape != self.differ.shape or scored.dtype != torch.bool:
-                raise InputError(
-                    "scored",
-                    expected=f"booleans of shape {list(self.differ.shape)}",
-                    given=describe_tensor(scored),
-                    fix="Pass one boolean for each example and position.",
-                )
+            fits = scored.shape == self.differ.shape and scored.dtype == torch.bool
+            expected = f"booleans of shape {list(self.differ.shape)}"
+            fix = "Pass one boolean for each example and position."
+            need(fits, "scored", expected, scored, fix)
             self.differ = self.differ & scored.to(self.differ.device)
-        if not self.differ.any():
-            raise InputError(
-                "base and source",
-                expected="different answers at a scored position",
-                given="the same answers throughout",
-                fix="Pass other pairs, or more scored positions.",
-            )
+        expected, got = "different answers at a scored position", "the same answers throughout"
+        fix = "Pass other pairs, or more scored positions."
+        need(self.differ.any(), "base and source", expected, got, fix)
         self.at_base, self.at_source = (float(self._metrics(x[None])[0]) for x in (base, source))
-        if not 0 < abs(self.at_source - self.at_base) < math.inf:  # NaN neither
-            raise InputError(
-                "metric",
-                expected="different, finite values for base and source",
-                given=f"{self.at_base} and {self.at_source}",
-                fix="Pass other pairs, or another metric.",
-            )
+        fits = 0 < abs(self.at_source - self.at_base) < math.inf  # NaN is neither
+        expected, fix = "different, finite values for base and source", "Pass another metric."
+        need(fits, "metric", expected, f"{self.at_base} and {self.at_source}", fix)
 
     def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
         """Recovered share and scaled metric of each patched run, ``[patch, 2]``."""
@@ -229,26 +215,16 @@ def given_pairs(
     need_model(model) if component == STATE else need_hooks(model)
     sources = inputs_of(source)
     for name, x in (("source", sources), ("other", sources if other is None else other)):
-        like_base = isinstance(x, torch.Tensor) and x.dtype == inputs.dtype
-        if not like_base or x.shape != inputs.shape:
-            raise InputError(
-                name,
-                expected=f"{inputs.dtype} of shape {list(inputs.shape)}, as base has",
-                given=describe_tensor(x),
-                fix="Pass pairs of inputs of equal length.",
-            )
+        fits = isinstance(x, torch.Tensor) and x.dtype == inputs.dtype and x.shape == inputs.shape
+        expected = f"{inputs.dtype} of shape {list(inputs.shape)}, as base has"
+        need(fits, name, expected, describe_tensor(x), "Pass pairs of inputs of equal length.")
     return inputs, sources, n_loops, scored
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
     chosen = resolve_index(loops, n_loops, "loop")[0]
-    if not chosen:
-        raise InputError(
-            "loops",
-            expected=f"at least one of the loops 0 to {n_loops - 1}",
-            given=f"{loops!r}, which holds none",
-            fix="Leave loops out to patch all of them.",
-        )
+    expected, got = f"at least one of the loops 0 to {n_loops - 1}", f"{loops!r}, which holds none"
+    need(chosen, "loops", expected, got, "Leave loops out to patch all of them.")
     return chosen
 
 
