@@ -465,14 +465,19 @@ def test_hooks_and_cache_of_a_generation_are_those_of_the_whole(name: str) -> No
             torch.testing.assert_close(kept[address.name], theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_padded_prompts_are_continued_as_single_ones(name: str) -> None:
-    model = adapted(name)
-    tokens = torch.tensor([[0, 0, 5, 1], [3, 1, 2, 4]])
-    new = generate(model, tokens, attention_mask=(tokens > 0).long(), n_loops=2, max_new_tokens=5)
-    for row, prompt in enumerate(([5, 1], [3, 1, 2, 4])):
-        single = generate(model, [prompt], n_loops=2, max_new_tokens=5)
+def test_padded_prompts_are_continued_as_single_ones(name: str, left: bool) -> None:
+    model, rows = adapted(name), ([5, 1], [3, 1, 2, 4])
+    padded = [[0, 0, 5, 1] if left else [5, 1, 0, 0], rows[1]]
+    tokens = torch.tensor(padded)
+    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 5}
+    new, kept = generate_with_cache(model, tokens, attention_mask=(tokens > 0).long(), **options)
+    for row, prompt in enumerate(rows):
+        single, alone = generate_with_cache(model, [prompt], **options)
         assert torch.equal(new[row], single[0])
+        states, theirs = kept.stack("hook_state_post"), alone.stack("hook_state_post")
+        torch.testing.assert_close(states[:, row], theirs[:, 0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(CAUSAL)))
