@@ -29,7 +29,7 @@ from loopinterp.interventions.base_and_source import (
     scored_examples,
 )
 from loopinterp.models.protocol import describe_model, need_hooks
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.task import describe_tensor, need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,19 +176,14 @@ def mean_difference(
             than the activation's ``[batch, pos]``, or holds none.
     """
     need_hooks(model)
-    if positions is not None and not positions.any():
-        fix = "Choose some, or leave positions out."
-        raise InputError("positions", expected="one at least", given="none", fix=fix)
+    fix = "Choose some, or leave positions out."
+    need(positions is None or positions.any(), "positions", "one at least", "none", fix)
     means = []
     for x in (inputs, others):
         _, cache = model.run_with_cache(x, n_loops=n_loops, names_filter=[hook])
-        if len(cache) != 1:
-            raise InputError(
-                "hook",
-                expected="the address of one activation",
-                given=f"{hook!r}, of {len(cache)} activations",
-                fix="Name the loop and the layer, as in loops.3.hook_state_post.",
-            )
+        expected, got = "the address of one activation", f"{hook!r}, of {len(cache)} activations"
+        fix = "Name the loop and the layer, as in loops.3.hook_state_post."
+        need(len(cache) == 1, "hook", expected, got, fix)
         (values,) = (cache[name] for name in cache)  # [batch, pos, (head,) feature]
         means.append(values[places_of(positions, values)].mean(0))
     return means[0] - means[1]
