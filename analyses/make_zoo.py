@@ -188,25 +188,23 @@ def trained(name: str, made: Path, args: argparse.Namespace) -> Card:
         run = finite(config, args.out / name) if name in FINITE else train(config, args.out / name)
         if not run.is_trained:  # its initial bits were chosen after training
             note, recipe = f"{note} Trained by {recipe} with --drop-bits.", None
-    return make_entry(run, made, recipe=recipe, note=note, samples=args.samples)
+    return entry(run, made, args, recipe=recipe, note=note)
 
 
 def adapted(name: str, made: Path, args: argparse.Namespace) -> Card:
     """Make the entry of an adapted model, measured beside its baselines."""
-    entry, folder = ADAPTED[name](args.out, name), args.out / name
+    known, folder = ADAPTED[name](args.out, name), args.out / name
     shutil.rmtree(folder, ignore_errors=True)
-    made_for = {key: entry[key] for key in ("max_n", "origin")}
-    run = Run.from_model(entry["model"], entry["task"], folder, **made_for)
-    return make_entry(
-        run,
-        made,
-        recipe=None,
-        note=entry["note"],
-        samples=args.samples,
-        baselines=entry["baselines"],
-        licence="MIT",
-        command=f"python -m analyses.make_zoo --name {name}",
-    )
+    made_for = {key: known[key] for key in ("max_n", "origin")}
+    run = Run.from_model(known["model"], known["task"], folder, **made_for)
+    return entry(run, made, args, recipe=None, **{key: known[key] for key in ("note", "baselines")})
+
+
+def entry(run: Run, made: Path, args: argparse.Namespace, **options: Any) -> Card:
+    """Make an entry of our own weights."""
+    if options["recipe"] is None:
+        options["command"] = f"python -m analyses.make_zoo --name {made.name}"
+    return make_entry(run, made, samples=args.samples, licence="MIT", **options)
 
 
 def finite(config: TrainingConfig, out: Path) -> Run:

@@ -73,7 +73,8 @@ class Card(Settings):
         baselines: Exact match and share of right answers at the training length, of this model
             (:data:`THIS`) and of others; by model, distribution, measure.
         origin: Where a model without a recipe comes from; continues "The model was".
-        licence, command: Without a recipe: its licence, and the command that makes it anew.
+        licence: Licence of the weights.
+        command: The command that makes a model without a recipe anew.
     """
 
     note: Line
@@ -175,7 +176,7 @@ def make_entry(
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
         baselines: Other models of the task by name, measured beside it.
-        licence: Licence of the weights, without a recipe.
+        licence: Licence of the weights.
         command: The command that makes it anew, without a recipe.
     """
     folder = Path(folder)
