@@ -28,7 +28,7 @@ HOPS, PAIRS = 8, 8
 LOOPS = {"ouro-small": 4, "huginn-small": 8}
 FILES = ("trained_edges.csv", "trained_paths.csv")
 RULES: dict[str, dict[str, Any]] = {
-    "adaptive": {"rule": "adaptive", "tolerance": 0.03},
+    "adaptive": {"rule": "adaptive", "tolerance": 0.01},
     "midpoint": {"rule": "midpoint", "n_steps": 100},
 }
 MORE: dict[str, dict[str, Any]] = {"ouro-small": {"midpoint, more": {"n_steps": 600}}}

@@ -66,7 +66,8 @@ class Integral:
         n_slopes: Slopes along the path that chose their places (adaptive rule).
         gap: Absolute difference of the mean over examples, as a share of the change.
         largest_gap: The same of the worst example.
-        estimated: The rule's own estimate of the gap; NaN of the midpoint rule.
+        estimated: The errors of all parts of the path, added up: at least the gap; NaN of the
+            midpoint rule.
     """
 
     n_gradients: int
@@ -123,16 +124,24 @@ class EdgeEffects:
         return self.replaced(self.graph.edges).double()
 
     def _nodes(
-        self, slope: Callable[[Tensor], Tensor], rule: Rule, n_steps: int | None, tolerance: float
+        self,
+        value: Callable[[Tensor], Tensor],
+        slope: Callable[[Tensor], Tensor],
+        rule: Rule,
+        n_steps: int | None,
+        tolerance: float,
     ) -> Nodes:
         n_steps, n_examples = n_steps or STEPS[rule], len(self._at_base)
         if rule == "midpoint":
             return midpoint_nodes(n_steps, n_examples)
-        return adaptive_nodes(slope, n_examples, tolerance=tolerance, most=n_steps)
+        return adaptive_nodes(value, slope, n_examples, tolerance=tolerance, most=n_steps)
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
         logits, _ = self._runs(edges.to(self.source), self.source)
+        return self._effect(logits)
+
+    def _effect(self, logits: Tensor) -> Float[Tensor, " batch"]:
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
     def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
@@ -166,6 +175,11 @@ class EdgeEffects:
         def at_input(points: Tensor) -> Tensor:
             return self._gradient(0.0, change, added=True, embedding=embedding(points))
 
+        @torch.no_grad()
+        def effect_at_input(points: Tensor) -> Tensor:
+            logits, _ = self._runs(embedding=embedding(points))
+            return self._effect(logits).double()
+
         def slope_at_input(points: Tensor) -> Tensor:
             points = points.clone().requires_grad_()
             with recording_gradients():
@@ -176,10 +190,18 @@ class EdgeEffects:
         def at_edges(points: Tensor) -> Tensor:
             return self._gradient(points, self.source)
 
+        @torch.no_grad()
+        def effect_at_edges(points: Tensor) -> Tensor:
+            weights = points.to(self.source).expand(*edges.shape, -1)
+            logits, _ = self._runs(weights, self.source)
+            return self._effect(logits).double()
+
         def along(
-            gradient: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
+            gradient: Callable[[Tensor], Tensor],
+            value: Callable[[Tensor], Tensor],
+            slope: Callable[[Tensor], Tensor],
         ) -> Tensor:
-            nodes = self._nodes(slope, rule, n_steps, tolerance)
+            nodes = self._nodes(value, slope, rule, n_steps, tolerance)
             scores = nodes.integral(gradient)
             # Edges out of the input, or all edges, have the whole change between them.
             total = scores[0].sum(0) if method == "eap_ig" else scores.sum((0, 1))
@@ -202,9 +224,9 @@ class EdgeEffects:
             case "eap":
                 return self._gradient(0.0, change, added=True)
             case "eap_ig":
-                return along(at_input, slope_at_input)
+                return along(at_input, effect_at_input, slope_at_input)
             case "edge_ig":
-                return along(at_edges, lambda points: at_edges(points).sum((0, 1)))
+                return along(at_edges, effect_at_edges, lambda points: at_edges(points).sum((0, 1)))
             case "magnitude":
                 return self._magnitude()
             case _:

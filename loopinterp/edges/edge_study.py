@@ -182,8 +182,8 @@ def edge_study(
         n_steps: Points of each path, 10 by default; at most so many of the adaptive rule (3000).
         rule: Points at the middles of equal parts (``midpoint``), or denser where the metric
             changes fast (``adaptive``). ``result.integrals`` has the gap.
-        tolerance: Of the adaptive rule: the estimated error of the sum of all scores, as a share of
-            the change.
+        tolerance: Of the adaptive rule: the errors of the parts of a path, added up, as a share of
+            the change. The gap is no larger, if ``n_steps`` suffices.
         unrolled_exact: Whether to run each edge of the unrolled graph too (many runs).
         rank_by: By mean absolute effect over examples (``size``), or by the absolute mean
             (``effect``), as published.

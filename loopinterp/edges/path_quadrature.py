@@ -28,7 +28,7 @@ class Nodes:
     """Where gradients are taken, ``[node, batch]``, and their weights, which add up to 1.
 
     Attributes:
-        error: Estimated absolute error of the integral of the slope, by example; NaN if unknown.
+        error: At least the absolute error of the integral of the slope, by example; NaN if unknown.
         n_slopes: Slopes that were computed to choose the nodes.
     """
 
@@ -53,46 +53,53 @@ def midpoint_nodes(n_steps: int, n_examples: int) -> Nodes:
 
 
 def adaptive_nodes(
-    slope: Callable[[Tensor], Tensor], n_examples: int, *, tolerance: float, most: int
+    value: Callable[[Tensor], Tensor],
+    slope: Callable[[Tensor], Tensor],
+    n_examples: int,
+    *,
+    tolerance: float,
+    most: int,
 ) -> Nodes:
     """Gauss-Legendre points of panels that are halved where the slope needs it.
 
-    The error of a panel is the difference between its integral and that of its halves. Each example
-    halves its worst panel, until the mean over examples of the summed errors is at most
-    ``tolerance``, or there are ``most`` points.
+    The error of a panel is the difference between its integral and the change of the value from its
+    start to its end. Each example halves its worst panel, until the mean over examples of the
+    summed errors is at most ``tolerance``, or there are ``most`` points.
 
     Args:
-        slope: Slopes [batch] at the points [batch] of all examples.
+        value: The function [batch] at the points [batch] of all examples.
+        slope: Its derivative there.
     """
     x, w = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(_ORDER))
     x, w = (x + 1) / 2, w / 2
     row, n_slopes = torch.arange(n_examples), 0
 
-    def integrated(start: Tensor, width: Tensor) -> Float[Tensor, " batch"]:
+    def error_of(ends: Tensor) -> Float[Tensor, " batch"]:
         nonlocal n_slopes
         n_slopes += _ORDER
-        return (
-            torch.stack([w[k] * slope(start + x[k] * width) for k in range(_ORDER)]).sum(0) * width
-        )
+        (start, end), (at_start, at_end) = ends
+        width = end - start
+        slopes = torch.stack([w[k] * slope(start + x[k] * width) for k in range(_ORDER)])
+        return (slopes.sum(0) * width - (at_end - at_start)).abs()
 
-    # Of each panel [panel, batch]: start, width, integral, error.
-    starts, widths = (torch.full((1, n_examples), v, dtype=torch.float64) for v in (0.0, 1.0))
-    integrals = integrated(starts[0], widths[0])[None]
-    errors = torch.full_like(starts, float("inf"))
+    # Of each panel, its two ends and the values there [panel, what, end, batch], and its error.
+    ends = torch.stack([torch.full((n_examples,), v, dtype=torch.float64) for v in (0.0, 1.0)])
+    panels = torch.stack([ends, torch.stack([value(end) for end in ends])])[None]
+    errors = error_of(panels[0])[None]
     with bar("panels", total=most) as shown:
-        while errors.sum(0).mean() > tolerance and _ORDER * (len(starts) + 1) <= most:
-            # The worst panel; where no error is left, the widest.
-            worst = (errors + 1e-12 * widths).argmax(0)
-            start, width, before = (v[worst, row] for v in (starts, widths / 2, integrals))
-            left, right = integrated(start, width), integrated(start + width, width)
-            # Narrower panels are not halved: float32 has no more points there.
-            error = ((left + right - before).abs() / 2).masked_fill(width <= 2.0**-20, 0)
-            widths[worst, row], integrals[worst, row], errors[worst, row] = width, left, error
-            starts = torch.cat([starts, (start + width)[None]])
-            widths = torch.cat([widths, width[None]])
-            integrals = torch.cat([integrals, right[None]])
-            errors = torch.cat([errors, error[None]])
+        while errors.sum(0).mean() > tolerance and _ORDER * (len(panels) + 1) <= most:
+            widths = panels[:, 0, 1] - panels[:, 0, 0]  # [panel, batch]
+            # The worst panel; where no error is left, the widest. Very narrow panels are not
+            # halved: float32 has no more points there.
+            worst = torch.where(widths > 2.0**-20, errors + 1e-12 * widths, 0).argmax(0)
+            left = panels[worst, :, :, row].permute(1, 2, 0)  # [what, end, batch]
+            right, middle = left.clone(), left[0].mean(0)
+            left[:, 1] = right[:, 0] = torch.stack([middle, value(middle)])
+            panels[worst, :, :, row], errors[worst, row] = left.permute(2, 0, 1), error_of(left)
+            panels = torch.cat([panels, right[None]])
+            errors = torch.cat([errors, error_of(right)[None]])
             shown.update(_ORDER)
+    starts, widths = panels[:, 0, 0], panels[:, 0, 1] - panels[:, 0, 0]
     points = starts[:, None] + x[:, None] * widths[:, None]  # [panel, point, batch]
     weights = w[:, None] * widths[:, None]
     return Nodes(points.flatten(0, 1), weights.flatten(0, 1), errors.sum(0), n_slopes)

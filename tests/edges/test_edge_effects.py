@@ -215,7 +215,7 @@ def test_adaptive_integrals_are_those_of_scipy_on_a_model_with_sharp_attention()
         alone, _ = quad(of_edge, 0, 1, limit=30, epsabs=1e-3)
         assert adaptive[0, r, example].item() == pytest.approx(alone, abs=4e-3)
     integral = effects.integrals["eap_ig"]
-    assert integral.gap < 1e-3 and integral.estimated <= 1e-3
+    assert integral.gap <= integral.estimated <= 1e-3
     # At as many gradients the midpoint rule is farther away.
     effects.scores("eap_ig", n_steps=integral.n_gradients)
     assert effects.integrals["eap_ig"].largest_gap > integral.largest_gap
@@ -234,20 +234,24 @@ def test_the_gap_is_what_the_scores_lack_of_the_whole_change() -> None:
         assert effects.integrals[method].n_gradients == 12  # no more than asked for
 
 
-@given(centre=st.floats(0, 1), width=st.floats(1e-4, 1))
+@given(centre=st.floats(0, 1), width=st.floats(1e-5, 1))
 @settings(max_examples=30)
 def test_adaptive_nodes_find_peaks_wherever_they_are(centre: float, width: float) -> None:
-    """The integral of a logistic peak that holds the whole change, beside a flat example."""
+    """A logistic peak that holds the whole change, beside a flat example; errors are bounds."""
+
+    def value(points: Tensor) -> Tensor:
+        rise = torch.sigmoid((points[0] - centre) / width)
+        return torch.stack([rise, points[1]])
 
     def slope(points: Tensor) -> Tensor:
         z = (points - centre) / width
         peak = torch.exp(-z.abs()) / (1 + torch.exp(-z.abs())) ** 2 / width
         return torch.stack([peak[0], torch.ones((), dtype=torch.float64)])
 
-    nodes = adaptive_nodes(slope, 2, tolerance=1e-4, most=3000)
+    nodes = adaptive_nodes(value, slope, 2, tolerance=1e-4, most=3000)
     torch.testing.assert_close(nodes.weights.sum(0), torch.ones(2, dtype=torch.float64))
     total = nodes.integral(slope)
     ends = expit((np.array([0, 1]) - centre) / width)
-    if nodes.error.mean() <= 1e-4 and width > 0.1:  # narrower ones may fall between first points
-        assert float(total[0]) == pytest.approx(ends[1] - ends[0], abs=5e-4)
+    assert nodes.error.mean() <= 1e-4
+    assert abs(float(total[0]) - (ends[1] - ends[0])) <= float(nodes.error[0]) + 1e-9
     assert float(total[1]) == pytest.approx(1)
