@@ -1,15 +1,17 @@
 """Edges of the trained small Ouro and Huginn: do scores of paths add up, are path patches exact?
 
-    python -m analyses.trained_edges          # some half an hour on one core
+    python -m analyses.trained_edges          # some 50 minutes on one core
 
 Integrated gradients by the midpoint and the adaptive rule; path patching beside runs written out by
-hand (tests/edges/published_by_hand.py), in float64. Results are kept in
+hand (tests/edges/published_by_hand.py); all in float64. Results are kept in
 analyses/results/trained_edges.csv; the tables go into docs/results/ouro-small-edges.md.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -41,6 +43,17 @@ PATHS = {  # senders, receivers
 }  # fmt: skip
 
 
+@contextmanager
+def in_float64(name: str) -> Iterator[Any]:
+    """A model of the zoo; its published code, which casts to float32 in norms, casts to float64."""
+    model, float32 = load_pretrained(name).double(), torch.Tensor.float
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield model
+    finally:
+        torch.Tensor.float = float32  # type: ignore[method-assign]
+
+
 def pairs() -> tuple[Any, Any, Any]:
     """Base, source, and the positions asked, of sequences whose answers differ."""
     batch = fresh(HOPS, 8 * PAIRS)
@@ -52,18 +65,16 @@ def pairs() -> tuple[Any, Any, Any]:
 def gaps(name: str) -> pd.DataFrame:
     """How far the scores out of the input are from the whole change, by rule."""
     base, source, scored = pairs()
-    model, options = (
-        load_pretrained(name),
-        {"neurons": None, "split": False, "n_loops": LOOPS[name]},
-    )
-    graph, base, source, scored = graph_of_pairs(
-        model, base, source, scored=scored, stream_norms="nodes", **options
-    )
-    effects, rows = EdgeEffects(model, graph, base, source, scored=scored), []
-    for rule, path in (RULES | MORE.get(name, {})).items():
-        effects.scores("eap_ig", **path)
-        rows.append({"model": name, "rule": rule, **vars(effects.integrals["eap_ig"])})
-        print(rows[-1], flush=True)
+    options: dict[str, Any] = {"neurons": None, "split": False, "n_loops": LOOPS[name]}
+    with in_float64(name) as model:
+        graph, base, source, scored = graph_of_pairs(
+            model, base, source, scored=scored, stream_norms="nodes", **options
+        )
+        effects, rows = EdgeEffects(model, graph, base, source, scored=scored), []
+        for rule, path in (RULES | MORE.get(name, {})).items():
+            effects.scores("eap_ig", **path)
+            rows.append({"model": name, "rule": rule, **vars(effects.integrals["eap_ig"])})
+            print(rows[-1], flush=True)
     return pd.DataFrame(rows)
 
 
@@ -72,8 +83,7 @@ def paths(name: str) -> pd.DataFrame:
     from tests.edges.published_by_hand import embedding_of, run_by_hand
 
     base, source, _ = pairs()
-    model, rows = load_pretrained(name).double(), []
-    n_loops = LOOPS[name]
+    rows, n_loops = [], LOOPS[name]
 
     def hand(tokens: Any, *sees: Any) -> Any:
         with torch.no_grad():
@@ -81,9 +91,7 @@ def paths(name: str) -> pd.DataFrame:
             start = model.initial_state(model.embed(tokens)) if "huginn" in name else None
         return run_by_hand(model.published, embedded, start, n_loops, *sees)
 
-    in_float64 = torch.Tensor.float
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign] # norms cast to float32
-    try:
+    with in_float64(name) as model:
         plain, _ = hand(base)
         _, donated = hand(source)
         for sender, receiver in PATHS[name]:
@@ -99,8 +107,6 @@ def paths(name: str) -> pd.DataFrame:
             rows.append({"model": name, "sender": sender, "receiver": receiver, "effect": effect,
                          "error": error})  # fmt: skip
             print(rows[-1], flush=True)
-    finally:
-        torch.Tensor.float = in_float64  # type: ignore[method-assign]
     return pd.DataFrame(rows)
 
 

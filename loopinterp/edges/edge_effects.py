@@ -134,7 +134,9 @@ class EdgeEffects:
         n_steps, n_examples = n_steps or STEPS[rule], len(self._at_base)
         if rule == "midpoint":
             return midpoint_nodes(n_steps, n_examples)
-        return adaptive_nodes(value, slope, n_examples, tolerance=tolerance, most=n_steps)
+        limits = {"tolerance": tolerance, "most": n_steps}
+        narrowest = 8 * torch.finfo(self.base.dtype).eps
+        return adaptive_nodes(value, slope, n_examples, narrowest=narrowest, **limits)
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:

@@ -59,6 +59,7 @@ def adaptive_nodes(
     *,
     tolerance: float,
     most: int,
+    narrowest: float = 2.0**-20,
 ) -> Nodes:
     """Gauss-Legendre points of panels that are halved where the slope needs it.
 
@@ -69,6 +70,7 @@ def adaptive_nodes(
     Args:
         value: The function [batch] at the points [batch] of all examples.
         slope: Its derivative there.
+        narrowest: Panels of this width are not halved: their points would be equal after rounding.
     """
     x, w = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(_ORDER))
     x, w = (x + 1) / 2, w / 2
@@ -89,9 +91,8 @@ def adaptive_nodes(
     with bar("panels", total=most) as shown:
         while errors.sum(0).mean() > tolerance and _ORDER * (len(panels) + 1) <= most:
             widths = panels[:, 0, 1] - panels[:, 0, 0]  # [panel, batch]
-            # The worst panel; where no error is left, the widest. Very narrow panels are not
-            # halved: float32 has no more points there.
-            worst = torch.where(widths > 2.0**-20, errors + 1e-12 * widths, 0).argmax(0)
+            # The worst panel; where no error is left, the widest.
+            worst = torch.where(widths > narrowest, errors + 1e-12 * widths, 0).argmax(0)
             left = panels[worst, :, :, row].permute(1, 2, 0)  # [what, end, batch]
             right, middle = left.clone(), left[0].mean(0)
             left[:, 1] = right[:, 0] = torch.stack([middle, value(middle)])

@@ -14,10 +14,11 @@ import pytest
 import torch
 import xarray as xr
 
-from analyses.papers import claims, doubling
+from analyses.papers import claims, doubling, stages_of_inference
 from analyses.papers.claims import FILE, PAGE, SCRIPTS, claims_table, hop, over_examples, right_at
 from analyses.small_language_models import TASK
 from analyses.tables_in_pages import PAGES, RESULTS, put
+from analyses.train_huginn_small import build_ouro
 from loopinterp.zoo import load_pretrained
 
 FOLDER = Path(claims.__file__).parent
@@ -105,3 +106,29 @@ def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
     monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "20", *where])
     doubling.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("no.")
+
+
+def test_stages_are_correlated_over_layers_and_other_orders_counted() -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 5, 6, 3))  # [measure, layer, window]
+    found = stages_of_inference.alike(a, b)
+    by_window = [np.mean([np.corrcoef(a[m, :, w], b[m, :, w])[0, 1] for m in range(5)])
+                 for w in range(3)]  # fmt: skip
+    assert found["r"] == pytest.approx(np.mean(by_window))
+    same, turned = (stages_of_inference.alike(a, x) for x in (a, a[:, ::-1]))
+    assert same["r"] == pytest.approx(1) and same["orders"] == 0
+    assert turned["orders"] > 0  # the true order is among the others
+
+
+def test_measures_of_layers_are_those_of_the_run() -> None:
+    published = build_ouro("ouro-6", 0).eval()
+    tokens = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
+    found = stages_of_inference.measured(published, tokens)  # [loop, measure, layer, window]
+    assert found.shape == (4, len(stages_of_inference.MEASURES), 6, 3)
+    with torch.no_grad():
+        p = published(tokens).logits.softmax(-1)
+    entropy = -(p * p.log()).sum(-1).mean(1)
+    at = stages_of_inference.MEASURES.index("lens entropy")
+    torch.testing.assert_close(torch.tensor(found[-1, at, -1]), entropy)
+    assert (found[:, 0] > 0).all() and (found[:, 0] < 1).all()  # even attention would have 1
+    once = stages_of_inference.measured(build_ouro("feedforward-6", 0).eval(), tokens)
+    np.testing.assert_allclose(once[0], found[0], atol=1e-5)  # the first loop of equal weights
