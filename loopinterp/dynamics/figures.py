@@ -94,7 +94,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         LinePanel(residual_lines, "relative residual", y_log=True),
         LinePanel(norm_lines, "norm of the state", y_log=True),
     ]
-    counts = "; ".join(f"{fate.value} ({count})" for fate, count in result.fates().items())
+    counts = "; ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
     arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(
@@ -253,7 +253,9 @@ def _(result: ReachabilityResult) -> list[Figure]:
         figure = Figure(
             title="Which perturbations are undone?",
             plot=line_panels(
-                [panel], x_title="size of the perturbation, over the norm of the state", x_log=True
+                [panel],
+                x_title="size of the perturbation, relative to the state's norm",
+                x_log=True,
             ),
             caption=(
                 "Noise is added to every position of a limit, and the loop runs until it converges "

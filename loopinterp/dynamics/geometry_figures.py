@@ -180,7 +180,7 @@ def _layer_residuals(result: GeometryResult) -> Figure:
             "exact match if read at that loop."
         ),
         control=(
-            "Distance over norm, and cosine, of the states after two layers in the last loop "
+            "Relative distance, and cosine, of the states after two layers in the last loop "
             f"(medians of the tokens): {pairs}."
         ),
         data=with_exact(tidy({"residual": residual}), exact),

@@ -127,7 +127,7 @@ def _(result: BasinMapResult) -> list[Figure]:
     )
     rings = Figure(
         title="Basins by distance from the limit",
-        plot=line_panels([panel], x_title="distance from the clean limit, over its norm"),
+        plot=line_panels([panel], x_title="distance from the clean limit, relative to its norm"),
         caption=(
             "Share of initial states of the plane that converge to each limit, in rings around the "
             "clean one (95% intervals of as many states drawn at random). Other directions may "

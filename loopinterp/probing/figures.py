@@ -142,8 +142,8 @@ def _front_profile(result: CarryStudyResult) -> Figure:
             "the last loop, applied to all."
         ),
         control=(
-            "Random labels depend on the last four inputs alone, so a probe can memorise them. "
-            "Selectivity is the accuracy on carries minus that on random labels."
+            "Random labels depend on the last four inputs alone, so a probe can memorise them; "
+            "selectivity is the accuracy on carries minus that on random labels."
         ),
         data=pd.concat(tables, ignore_index=True),
     )
