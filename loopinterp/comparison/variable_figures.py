@@ -254,8 +254,8 @@ def _(result: SubspaceSearch) -> list[Figure]:
             plot=line_panels(panels, x_title="loops after the interchange"),
             caption=(
                 "Share of held-out pairs in which an interchange of a subspace gives the same "
-                "whole answer as one of the whole state. At each delay only pairs count whose "
-                f"answer the latter changes ({int(changed[0])} at once, "
+                "whole answer as one of the whole state. At each delay, pairs count if the latter "
+                f"interchange changes the answer ({int(changed[0])} at once, "
                 f"{int(changed[len(delays) - 1])} at the last delay). Numbers are ranks, chosen on "
                 "these pairs."
             ),
@@ -315,8 +315,8 @@ def _(result: Reduction) -> list[Figure]:
             caption=(
                 "After every loop the state is projected onto so many principal directions of its "
                 "token. First: share of whole answers after an interchange that stay the same, "
-                "lowest over kinds, lengths and delays. Then: share of whole runs that do. "
-                f"Directions were fitted to other inputs of length {result.fitted_at}."
+                "lowest over kinds, lengths and delays. Then: share of whole runs that stay the "
+                f"same. Directions were fitted to other inputs of length {result.fitted_at}."
             ),
             control="Dashed: the model that keeps all other directions "
             f"({result.data['kind'].values[0]}).",
