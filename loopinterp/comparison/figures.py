@@ -91,7 +91,7 @@ def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
         share, _, high = at["whole_run"].values
         # Few inputs decide nothing unless even the upper end is too low.
         known = int(at["whole_run_inputs"]) >= LEAST_INPUTS or high < THRESHOLD
-        of = f"{n} interventions to {kind} states"
+        of = f"{n} interventions that lead to {kind} states"
         share = percent(share) if known else "an unknown share (too few inputs)"
         parts.append(f"{share} of {of}")
     if parts:
@@ -244,8 +244,8 @@ def _duels(data: xr.Dataset, order: list[str]) -> Figure:
         title="Where two programs disagree",
         plot=heatmap_panels({"": followed}, value_title="share predicted", scale="mass"),
         caption=(
-            "Share of the pairs that separate two programs on which the program of the row "
-            "predicts the model, at the delay that separates them best. Empty: no pair does."
+            "Of the pairs that separate two programs: the share on which the program of the row "
+            "predicts the model, at the delay that best separates the two. Empty: no pair does."
         ),
         control="The cell across the diagonal is the rival's share on the same pairs.",
         data=data[["apart", "duel_delay"]].to_dataframe().reset_index(),

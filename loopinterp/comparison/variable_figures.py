@@ -210,8 +210,9 @@ def _(result: SubspaceSearch) -> list[Finding]:
         )
         variables = " and ".join(f"“{plain(name)}”" for name in result.variables)
         text = (
-            f"Directions fitted to {variables} (with their number) carry, at the worst delay: "
-            f"{shares}. In brackets: what all other directions carry at their best delay."
+            f"Share carried by directions fitted to {variables} (method, number of directions), at "
+            f"the worst delay: {shares}. In brackets: the share that all other directions carry, "
+            "at their best delay."
         )
         findings.append(Finding(text))
     return findings
@@ -253,9 +254,10 @@ def _(result: SubspaceSearch) -> list[Figure]:
             plot=line_panels(panels, x_title="loops after the interchange"),
             caption=(
                 "Share of held-out pairs in which an interchange of a subspace gives the same "
-                f"whole answer as one of the whole state, where that changes it ({int(changed[0])} "
-                f"pairs at once, {int(changed[len(delays) - 1])} at the last delay). Numbers are "
-                "ranks, chosen on these pairs."
+                "whole answer as one of the whole state. At each delay, pairs count if the latter "
+                f"interchange changes the answer ({int(changed[0])} at once, "
+                f"{int(changed[len(delays) - 1])} at the last delay). Numbers are ranks, chosen on "
+                "these pairs."
             ),
             control=(
                 "Below: an interchange of all other directions. It changes nothing if the subspace "
@@ -312,9 +314,9 @@ def _(result: Reduction) -> list[Figure]:
             plot=line_panels(panels, x_title="numbers kept per position"),
             caption=(
                 "After every loop the state is projected onto so many principal directions of its "
-                "token. Share of whole answers after an interchange that remain: lowest over "
-                "kinds, lengths and delays, then over whole runs. Directions were fitted to other "
-                f"inputs of length {result.fitted_at}."
+                "token. First: share of whole answers after an interchange that stay the same, "
+                "lowest over kinds, lengths and delays. Then: share of whole runs that stay the "
+                f"same. Directions were fitted to other inputs of length {result.fitted_at}."
             ),
             control="Dashed: the model that keeps all other directions "
             f"({result.data['kind'].values[0]}).",

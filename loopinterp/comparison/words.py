@@ -83,8 +83,8 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
     name = plain(verdict.closest)
     if verdict.identified:
         yield (
-            f"It holds at delays from 0 to {spell_loops(verdict.longest_delay)}, in every stratum "
-            "with enough inputs and in clean runs."
+            f"The program fits at delays from 0 to {spell_loops(verdict.longest_delay)}, in every "
+            "stratum with enough inputs, and in clean runs."
         )
         if count := len(verdict.untested):
             strata = f"{count} strata have" if count > 1 else "1 stratum has"
@@ -139,7 +139,8 @@ def why_none(verdict: Verdict) -> str:
         _REASONS[code].format(program=quoted(each)) if code in against_rivals else each[0]
         for code, each in clauses.items()
     ]
-    return f"Not identified: {'; '.join(texts)}."
+    subject = f"“{plain(verdict.closest)}” is not identified"
+    return f"{subject}: {'; '.join(texts)}."
 
 
 def reason_in_words(reason: Reason) -> str:
@@ -167,8 +168,8 @@ def reason_in_words(reason: Reason) -> str:
 _CLEAN = "in clean runs it matches {value} of loops (interval from {low})"
 _REASONS = {
     "no_effect": "no interchange changes an answer of the model or of the program",
-    "delay": "{when} it predicts {value} of interventions (interval from {low}), and the interval "
-    "begins too low at {failed} of {delays} delays",
+    "delay": "{when} it predicts {value} of interventions (interval from {low}), and it fails at "
+    "{failed} of {delays} delays",
     "no_whole_run": "no pair changes an answer over the whole run",
     "whole_run": "it predicts {value} of all pairs over the whole run (interval from {low}, "
     "{pairs} pairs)",

@@ -256,7 +256,7 @@ _REFUSALS = {
     "reads-farther": "a step reads more than the left neighbour ({value:.1%} of positions)",
     "starts-differ": "one token starts with different values beside the same neighbour",
     "inconsistent": "equal experiments give different values ({value:.1%})",
-    "below-line": "the low end of {kind} is {value:.1%} at length {n}, below {line:.0%}",
+    "below-line": "the interval of {kind} begins at {value:.1%} (length {n}), below {line:.0%}",
     "nothing-to-check": "no interchange changes an answer",
 }
 

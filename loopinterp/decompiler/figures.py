@@ -62,7 +62,7 @@ def _(result: Decompilation) -> list[Finding]:
 def _claimed(result: Decompilation) -> str:
     claim, size = result.claim, f"{result.data.sizes['cell']} cells (a token with one value each)"
     if not result.given:
-        return f"No program is reported: {result.reason}. The closest one has {size}."
+        return f"No program is reported: {result.reason}. The closest table has {size}."
     if claim.grade == EXACT and claim.transitions:
         named = f"“{result.identified}”" if result.identified else "a program of its own"
         return (
@@ -92,7 +92,9 @@ def _agreement(result: Decompilation) -> str:
 def _delays(result: Decompilation) -> str:
     slowest = max(most for *_, most, _ in result.responses)
     least = min(least for *_, least, _, _ in result.responses)
-    start = "In the table, an answer follows a lasting change of its left neighbour after"
+    start = (
+        "In the transition table, an answer follows a lasting change of its left neighbour after"
+    )
     if least == slowest:
         return f"{start} {spell_loops(slowest)} (1 in a program that holds nothing)."
     where = [

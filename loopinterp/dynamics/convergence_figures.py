@@ -32,8 +32,7 @@ from loopinterp.models.precision import rounding_of
 
 _RIGHT: dict[str, Any] = {"colour": "red", "markers": False}
 _OF_WEIGHTS = (
-    "Against the model before it was rounded, the rounding of its weights decides on small "
-    "differences."
+    "Small differences from the model before it was rounded come from the rounding of its weights."
 )
 NO_ANSWER = "The readout is one number, so no answer is right or wrong."
 
@@ -298,7 +297,7 @@ def _residuals(result: ConvergenceResult) -> Figure:
         title="Residual by loop",
         plot=_above_accuracy(result, *panels),
         caption=(
-            "From above: norm of a token's update over that of its state (band: 80% of the "
+            "From above: norm of a token's update relative to its state's (band: 80% of the "
             f"tokens); {'change of the readout in a loop; ' * readout_changes}share of answers "
             "that are right if read at that loop (95% interval)."
         ),
@@ -322,9 +321,9 @@ def _rates(result: ConvergenceResult) -> Figure:
         title="Rate and direction of the approach",
         plot=_above_accuracy(result, *panels),
         caption=(
-            "Above: norm of an update over that of the one before; near a limit it approaches the "
-            "spectral radius. Middle: cosine of the two updates (1 straight, 0.5 spiral, negative "
-            "overshoot). Bands: 80% of the tokens. Lines end at rounding error."
+            "Above: norm of an update relative to the update before; near a limit it approaches "
+            "the spectral radius. Middle: cosine of the two updates (1 straight, 0.5 spiral, "
+            "negative overshoot). Bands: 80% of the tokens. Lines end at rounding error."
         ),
         control="Exact match over the same loops is drawn below.",
         data=tidy({"exact_match": result.exact_match(), **bands}),
@@ -354,8 +353,10 @@ def _distances(result: ConvergenceResult, shown: ConvergenceResult) -> Figure:
         title="Distance to the " + ("last state reached" if without.all() else "limit"),
         plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
         caption=(
-            "Distance of a position's state from its limit, over the limit's norm (dark: near). A "
-            "slanted edge is a front that passes through the sequence." + note * bool(without.any())
+            "Distance of a position's state from its limit, relative to the limit's norm (dark: "
+            "near). A slanted edge is a front that passes through the sequence."
+            + note
+            * bool(without.any())
         ),
         control="Line: the loop from which the answer is right to the end (a gap where never).",
         data=pd.concat(tables, ignore_index=True),

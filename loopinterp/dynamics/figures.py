@@ -94,7 +94,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         LinePanel(residual_lines, "relative residual", y_log=True),
         LinePanel(norm_lines, "norm of the state", y_log=True),
     ]
-    counts = ", ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
+    counts = "; ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
     arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(
@@ -238,8 +238,8 @@ def _(result: ReachabilityResult) -> list[Figure]:
                 "its norm (95% intervals). 'other' starts at the limit of another input."
             ),
             control=(
-                f"{n_shared} of {n_compared} inputs share their limit with the next input, so that "
-                "reaching it says nothing."
+                f"{n_shared} of {n_compared} inputs share their limit with the next input; for "
+                "these, reaching it from there is trivial."
             ),
             data=tidy({"reached": reached, "alignment": alignment}),
         )
@@ -253,7 +253,9 @@ def _(result: ReachabilityResult) -> list[Figure]:
         figure = Figure(
             title="Which perturbations are undone?",
             plot=line_panels(
-                [panel], x_title="size of the perturbation, over the norm of the state", x_log=True
+                [panel],
+                x_title="size of the perturbation, relative to the state's norm",
+                x_log=True,
             ),
             caption=(
                 "Noise is added to every position of a limit, and the loop runs until it converges "
@@ -332,7 +334,7 @@ def _(result: InputDependenceResult) -> list[Figure]:
             plot=line_panels(panels, x_title="positions to the right of the changed token"),
             caption=(
                 "One token becomes that of another input. Above: mean change of the limits of "
-                "other positions, over their norm. Below: share of answers that change."
+                "other positions, relative to their norm. Below: share of answers that change."
             ),
             control="Left of 0: positions before the token, which a causal model cannot change.",
             data=tidy(lines),

@@ -143,8 +143,8 @@ def _ranks(result: GeometryResult) -> Figure:
         plot=line_panels(panels, x_title="loops"),
         caption=(
             "Above: effective rank and participation ratio of the states of all tokens about their "
-            "mean. Middle: their distance from the mean over their norm (near 0 they are one "
-            "point). Below: exact match if read at that loop."
+            "mean. Middle: their distance from the mean, relative to their norm (near 0 all states "
+            "are alike). Below: exact match if read at that loop."
         ),
         control=(
             "Dashed: effective rank of as many Gaussian vectors (an upper bound), of the "
@@ -180,7 +180,7 @@ def _layer_residuals(result: GeometryResult) -> Figure:
             "exact match if read at that loop."
         ),
         control=(
-            "Distance over norm, and cosine, of the states after two layers in the last loop "
+            "Relative distance, and cosine, of the states after two layers in the last loop "
             f"(medians of the tokens): {pairs}."
         ),
         data=with_exact(tidy({"residual": residual}), exact),

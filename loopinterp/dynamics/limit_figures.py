@@ -115,8 +115,9 @@ def _(result: BasinMapResult) -> list[Figure]:
         plot=category_maps(maps, colours, **frame),
         caption=(
             f"Each cell is an initial state of input {result.example}, in the plane of its limit "
-            f"and of {' and '.join(corners)} (crosses). Colour: the limit it converges to, "
-            "numbered by how near to the clean one it is first reached."
+            f"and of {' and '.join(corners)} (crosses). Colour: the limit that it converges to. "
+            "Limits are numbered by the distance from the clean one at which they are first "
+            "reached."
         ),
         control=(
             "Right: the same initial states under the next input; "
@@ -126,7 +127,7 @@ def _(result: BasinMapResult) -> list[Figure]:
     )
     rings = Figure(
         title="Basins by distance from the limit",
-        plot=line_panels([panel], x_title="distance from the clean limit, over its norm"),
+        plot=line_panels([panel], x_title="distance from the clean limit, relative to its norm"),
         caption=(
             "Share of initial states of the plane that converge to each limit, in rings around the "
             "clean one (95% intervals of as many states drawn at random). Other directions may "
@@ -244,8 +245,8 @@ def _(result: LocalStabilityResult) -> list[Figure]:
                 f"marks have not converged. {NO_ANSWER if (right < 0).all() else answers}"
             ),
             control=(
-                "The same at the initial state and at random states of the limit's norms. Where "
-                "these look alike, the spectrum is the map's, not the limit's."
+                "The same at the initial state and at random states of the limit's norms. If these "
+                "look alike, the spectrum shows nothing special about the limit."
             ),
             data=_table(result),
         )

@@ -130,8 +130,8 @@ def _effective(result: FeatureStudy) -> Figure:
             f"in all. Features active at fewer than {RARE} positions are left out."
         ),
         control=(
-            "Random directions are features of the same states that nothing was trained for. With "
-            "loops permuted at each position no feature knows its loop."
+            "Random directions: features of an untrained autoencoder, on the same states. With "
+            "loops permuted at each position, a feature has no information about its loop."
         ),
         data=result.to_dataframe("effective_loops", "effective_loops_shuffled"),
     )

@@ -180,10 +180,12 @@ def _(result: AblationStudy) -> list[Finding]:
     if needed:
         verb = "is" if len(needed) == 1 else "are"
         text = f"{len(needed)} of {n} parts {verb} needed ({_spell(needed)}): {kind} ablation {at} "
-        text += "surely changes"
+        text += "changes"
     else:
-        text = f"None of {n} parts is needed: no {kind} ablation {at} surely changes"
-    text += f" the answers of {percent(NEEDED_SHARE)} of examples or more."
+        text = f"None of {n} parts is needed: no {kind} ablation {at} changes"
+    text += (
+        f" the answers of at least {percent(NEEDED_SHARE)} of examples (low end of the interval)."
+    )
     for role, words in (
         ("constant", "Needed as a constant only"),
         ("unclear", "Unclear"),
@@ -275,18 +277,18 @@ def _(result: SteeringSweep) -> list[Finding]:
     text = f"{_STEERED[result.mode]} `{result.component}` at one loop "
     if not n_beyond:
         text += (
-            "never surely changes more answers than every random direction of the same norm does "
-            f"({n_cells} pairs of loop and strength)."
+            "never changes more answers (low end of the interval) than every random direction of "
+            f"the same norm ({n_cells} pairs of loop and strength)."
         )
         return [Finding(text, value="no more than random")]
     at = _strongest(result)
     value, low, high = (float(x) for x in result.data["changed"].sel(at).values)
     control = percent(result.control().sel({**at, ESTIMATE: "value"}))
     text += (
-        f"does most beyond random directions in loop {at['loop']} at strength {at['strength']:g}: "
-        f"the answers of {percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of examples change, "
-        f"{control} with random directions of the same norm. At {n_beyond} of {n_cells} pairs of "
-        "loop and strength it surely changes more answers than every random one."
+        f"changes the answers of {percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of examples "
+        f"in loop {at['loop']} at strength {at['strength']:g}, where it exceeds random directions "
+        f"of the same norm most ({control}). It changes more answers (low end of the interval) "
+        f"than every random direction at {n_beyond} of {n_cells} pairs of loop and strength."
     )
     return [Finding(text, value=f"{percent(value)} in loop {at['loop']}")]
 

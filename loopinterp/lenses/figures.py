@@ -288,7 +288,7 @@ def _spent(result: ExitResult) -> Figure:
         ),
         control=(
             f"Grey: the stops of the rule with the largest gain, assigned to {result.per}s at "
-            "random. The gap above it shows what the rule knows about one of them."
+            f"random. The gap above it is what the rule gains by choosing for each {result.per}."
         ),
         data=tidy(
             {name: result.data[name] for name in ("swept_loops", "swept_exact", "swept_dealt")}

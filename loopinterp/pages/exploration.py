@@ -190,11 +190,11 @@ def _(result: Exploration) -> list[Finding]:
         since = n_loops - all_right[::-1].tolist().index(False) + 1 if not all_right.all() else 0
         until = "on" if n_loops >= loop else f"to {n_loops}, the last that is shown"
         start = f"{start}, and all" if since > 1 else f"{reader} has all {n_asked} symbols right"
-        text = f"{start} from loop {since} {until} (scored after {loop})."
+        text = f"{start} from loop {since} {until} (scored after loop {loop})."
     elif n_loops >= loop and not all_right[loop]:
         text = f"{start}, and {after[loop]} after {loop}, when it is scored: this one is wrong."
     else:
-        text = f"{start}, and {after[-1]} after {n_loops} (scored after {loop})."
+        text = f"{start}, and {after[-1]} after {n_loops} (scored after loop {loop})."
     return [*findings, Finding(text, section="explorer")]
 
 

@@ -142,8 +142,8 @@ def _front_profile(result: CarryStudyResult) -> Figure:
             "the last loop, applied to all."
         ),
         control=(
-            "Random labels are fixed by the last four inputs, so that a probe can memorise them: "
-            "selectivity is its accuracy on carries minus that line."
+            "Random labels depend on the last four inputs alone, so a probe can memorise them; "
+            "selectivity is the accuracy on carries minus that on random labels."
         ),
         data=pd.concat(tables, ignore_index=True),
     )

@@ -243,7 +243,7 @@ def _by_length(result: EvaluationResult) -> Figure:
     # Where everything is right, bit accuracy and perplexity are flat lines at 1.
     if float(data["exact_match"].sel({ESTIMATE: "value"}).min()) < 0.99:
         rows["bit accuracy"] = partial(with_control, "bit_accuracy")
-        caption += "; bit accuracy: positions right, which can be most where every problem is wrong"
+        caption += "; bit accuracy: positions right (can be high although no problem is right)"
     if "perplexity" in data and (highest := float(data["perplexity"].max())) > 1.1:
         rows["perplexity"] = lambda cell: [
             Series.of("model", cell["perplexity"].clip(max=_GREATEST))
