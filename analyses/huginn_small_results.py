@@ -127,7 +127,7 @@ def quality(known: Known, n: int) -> pd.DataFrame:
     models["untrained"] = adapt(known.untrained())
     rows, own = [], dict[str, Tensor]()
     for name, model in models.items():
-        most = max(LOOPS) if name in ("looped", "ouro") else MEAN_LOOPS
+        most = max(LOOPS) if name in ("looped", "ouro", "ouro-6") else MEAN_LOOPS
         loops = tuple(t for t in LOOPS if t <= most)
         who = {**known.who, "model": name, "weights": _weights(model)}
         if known.texts is None:

@@ -47,7 +47,8 @@ def _hops(found: pd.DataFrame) -> str:
 def _text(found: pd.DataFrame) -> str:
     found, rows = found.query("part == 'text'"), []
     for model, each in found.groupby("model", sort=False):
-        own = {"untrained": (8,), "unlooped": (1,), "ouro": (1, 2, 3, 4, 8, 16, 64)}
+        own = {"untrained": (8,), "unlooped": (1,), "feedforward-6": (1,)}
+        own |= dict.fromkeys(("ouro", "ouro-6"), SHOWN)
         for loops in own.get(str(model), SHOWN if model == "looped" else (0,)):
             for cell in _records(each.query("loops == @loops")):
                 weights = "" if pd.isna(cell["weights"]) else f"{int(cell['weights']):,}"
