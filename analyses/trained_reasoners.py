@@ -3,9 +3,10 @@
     python -m analyses.trained_reasoners depth          # right answers after 0 to 20 loops
     python -m analyses.trained_reasoners page           # the tables of the page, from the files
 
-Parts: depth, exits, simple, fates, restarts, attention, ablation, probes, patching, locality. Each
-writes analyses/results/reasoners_PART.csv. A loop is one slow cycle; a segment has two. Puzzles are
-fresh: none is in the training set. Weights are read from ``--out``.
+Parts: depth, exits, attention, ablation, probes, patching. Each writes
+analyses/results/reasoners_PART.csv. A loop is one slow cycle; a segment has two. Puzzles are fresh:
+none is in the training set. Weights are read from ``--out``. Papers' claims on the same models are
+in analyses/papers: ``failed_puzzles``, ``stable_failures``, ``one_blank`` and ``locality``.
 """
 
 from __future__ import annotations
@@ -16,80 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
-from torch import Tensor
 
-from analyses.tables_in_pages import RESULTS
-from analyses.train_trm_small import KINDS, OUT, TASKS, build, fresh, opened, trained
-from analyses.trained_reasoners_page import write_page
-from loopinterp.adapters import PublishedModel
-from loopinterp.core.intervals import mean_estimate, wilson_estimate
-from loopinterp.core.storage import write_bytes
-from loopinterp.dynamics import (
-    convergence_study,
-    exact_match,
-    extrapolation_study,
-    jvp,
-    likeliest,
-    lyapunov_exponents,
-    reachability_study,
-    run_loops,
+from analyses.cell_relations import shares
+from analyses.reasoner_models import (
+    LOOPS,
+    Row,
+    Who,
+    ends,
+    is_looped,
+    is_trained,
+    measure_part,
+    models,
 )
-from loopinterp.dynamics.measures import correctness
+from analyses.tables_in_pages import RESULTS
+from analyses.train_trm_small import OUT, fresh
+from analyses.trained_reasoners_page import write_page
+from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.dynamics import extrapolation_study
 from loopinterp.interventions import ablation_study, patching_sweep
 from loopinterp.lenses import attention_study, exit_study
-from loopinterp.models import bind
 from loopinterp.probing import probe_study
-from loopinterp.tasks import IGNORE, Batch
-from loopinterp.tasks.maze import WAYS
-from loopinterp.tasks.sudoku import peers
+from loopinterp.tasks import IGNORE
 
-LOOPS, SEGMENT = 16, 2
-"""Loops of a run as in training, and of a segment."""
-LATER = 64
-"""Loops of a run that shows whether a state converges."""
-
-
-Who = dict[str, Any]
-"""Task, model and seed: the first columns of every table."""
-
-Row = dict[str, Any]
-
-
-def models(out: Path, seeds: list[int]) -> Iterator[tuple[Who, PublishedModel]]:
-    """Every model of the folder, and untrained ones."""
-    for task in TASKS:
-        for kind in KINDS:
-            for seed in seeds:
-                who = {"task": task, "model": kind, "seed": seed}
-                if (out / f"{kind}-{task}-seed-{seed}.safetensors").exists():
-                    yield who, opened(trained(out, kind, task, seed), task)
-            if kind != "unlooped":
-                who = {"task": task, "model": f"untrained {kind}", "seed": 0}
-                yield who, opened(build(kind, task, 0), task)
-
-
-def measures(part: str, who: Who) -> bool:
-    """Whether a part measures a model."""
-    unlooped, untrained = who["model"] == "unlooped", who["model"].startswith("untrained")
-    if part == "simple":
-        return who["task"] == "sudoku" and not untrained
-    return part == "depth" or not (unlooped or (untrained and part not in UNTRAINED))
-
-
-def answered(model: Any, batch: Batch, n_loops: int = LOOPS) -> Tensor:
-    """Whether each puzzle is solved after so many loops, [batch]."""
-    rights = []
-    for rows in torch.arange(len(batch)).split(250):
-        answer = likeliest(model(batch.inputs[rows], n_loops=n_loops))
-        rights.append(exact_match(correctness(answer, batch.targets[rows])).bool())
-    return torch.cat(rights)
-
-
-def ends(name: str, estimate: Any) -> dict[str, float]:
-    """Columns of a value with its interval."""
-    return dict(zip((name, f"{name}_low", f"{name}_high"), map(float, estimate)))
+SEGMENT = 2
+"""Loops of a segment."""
 
 
 def depth(who: Who, model: Any, n: int) -> Iterator[Row]:
@@ -126,159 +78,6 @@ def exits(who: Who, model: Any, n: int) -> Iterator[Row]:
         "loops": SEGMENT * (stop.mean() + 1), "dealt": exact.mean(1)[stop].mean(),
         "halted": halts.any(0).mean(), "false": (halts.any(0) & ~exact[stop, range(n)]).mean(),
     }  # fmt: skip
-
-
-def simple(who: Who, model: Any, n: int) -> Iterator[Row]:
-    """Sudokus with few blanks, fewer than in training, and with as many as there."""
-    for blanks in (1, 2, 3, 4, 6, 8, 10, 12):
-        generator = torch.Generator().manual_seed(blanks)
-        drawn = TASKS["sudoku"].sample(blanks, batch_size=n // 4, generator=generator)
-        right = answered(model, drawn, model.n_loops).sum()
-        share = wilson_estimate(right, n // 4)
-        yield {**who, "blanks": blanks, "n": n // 4, **ends("exact", share)}
-
-
-_RIGHT: dict[tuple[Any, ...], Tensor] = {}
-
-
-def chosen(model: Any, who: dict[str, Any], n: int, most: int) -> tuple[Batch, int]:
-    """Puzzles wrong after the last loop, then as many right ones; how many are wrong."""
-    batch, key = fresh(who["task"], n, seed=2 * 10**6), (*who.values(), n)
-    if key not in _RIGHT:  # once for two parts
-        _RIGHT[key] = answered(model, batch)
-    right = _RIGHT[key]
-    wrong, fine = ((right == x).nonzero()[:most, 0] for x in (False, True))
-    return batch[torch.cat((wrong, fine))], len(wrong)
-
-
-def fates(who: Who, model: Any, n: int) -> Iterator[Row]:
-    """Each wrong and right puzzle: does its state converge, and how fast do neighbours part?"""
-    batch, n_wrong = chosen(model, who, 3 * n, 60)
-    found = convergence_study(model, batch, n_loops=LATER, limit_steps=200, n_spectral=0)
-    still = found.of_counted("residual").mean("pos")
-    fate, status = found.fates().values, found.data["limit_status"].values
-    end = (found.data["right"].isel(loop=-1) != 0).all("pos").values
-    iteration = bind(model, batch.inputs)
-    states = run_loops(iteration, LOOPS)
-    run, late = (
-        lyapunov_exponents(iteration.step, h, loops, discard=0).values[:, 0]
-        for h, loops in ((states[0], LOOPS), (states[-1], LATER - LOOPS))
-    )
-    halt = model.exit_probability(states[-1])[:, 0]
-    for k in range(len(batch)):
-        yield {
-            **who, "wrong": k < n_wrong, "fate": fate[k], "limit": int(status[k]),
-            "right_later": bool(end[k]), "residual": float(still[LOOPS, k]),
-            "residual_later": float(still[-1, k]), "lyapunov_run": float(run[k]),
-            "lyapunov_late": float(late[k]), "halt": float(halt[k]),
-        }  # fmt: skip
-
-
-def restarts(who: Who, model: Any, n: int) -> Iterator[Row]:
-    """Right answers from other initial states, and after perturbations of the state at the end."""
-    batch, n_wrong = chosen(model, who, 3 * n, 30)
-    for name, rows in (("wrong", slice(n_wrong)), ("right", slice(n_wrong, None))):
-        part = batch[rows]
-        if len(part) < 5:
-            continue
-        found = reachability_study(
-            model, part, n_loops=LATER, kicks=(0.1, 0.3, 1.0, 3.0), n_draws=2
-        ).data
-        settled = (found["period"].sel(start="own") > 0).values
-        cells = {("start", str(x)): found["exact"].sel(start=x) for x in found["start"].values}
-        # Of two draws, the mean for each example.
-        cells |= {
-            ("perturbation", str(x)): found["kick_exact"].sel(kick=x).mean("draw")
-            for x in found["kick"].values
-        }
-        for (change, size), exact in cells.items():
-            for group, of_group in (("all", settled | True), ("settled", settled)):
-                values = exact.values[of_group]
-                if len(values) > 1:
-                    share = wilson_estimate(values.sum(), len(values))
-                    yield {**who, "group": name, "state": group, "change": change,
-                           "size": size, "n": len(values), **ends("right", share)}  # fmt: skip
-
-
-def relations(task: str, inputs: Tensor) -> dict[str, Tensor]:
-    """Masks [batch, pos, pos] of pairs of cells: the task's constraints, and distance on the grid.
-
-    Of a maze, ``open`` are neighbours with a passage, ``walled`` those without.
-    """
-    n, n_pos = inputs.shape
-    width = int(n_pos**0.5)
-    place = torch.arange(n_pos)
-    row, column = place // width, place % width
-    away = (row[:, None] - row).abs() + (column[:, None] - column).abs()  # [pos, pos]
-    one, near = torch.eye(n_pos, dtype=torch.bool), away == 1
-    if task == "sudoku":
-        peer = torch.zeros(n_pos, n_pos, dtype=torch.bool)
-        for cell, others in enumerate(peers(2)):
-            peer[cell, list(others)] = True
-        masks = {"itself": one, "peer, next to it": peer & near, "peer, farther": peer & ~near,
-                 "no peer, next to it": ~peer & near & ~one,
-                 "no peer, farther": ~peer & ~near & ~one}  # fmt: skip
-        return {name: mask.expand(n, -1, -1) for name, mask in masks.items() if mask.any()}
-    leads = torch.zeros(n, n_pos, n_pos, dtype=torch.bool)
-    for way, (down, right) in enumerate(WAYS):
-        to = (row[:, None] + down == row) & (column[:, None] + right == column)
-        leads |= ((inputs >> way & 1) == 1)[..., None] & to
-    distance = torch.where(one, 0, torch.where(leads, 1, n_pos)).float()
-    for middle in range(n_pos):  # all shortest ways through the maze
-        distance = torch.minimum(distance, distance[:, :, middle, None] + distance[:, middle, None])
-    return {"itself": distance == 0, "open": distance == 1, "walled": near & (distance > 1),
-            "way of 2": distance == 2, "way of 3 or 4": (distance > 2) & (distance < 5) & ~near,
-            "way of 5 or more": (distance > 4) & ~near}  # fmt: skip
-
-
-def shares(
-    who: dict[str, Any], weight: Tensor, inputs: Tensor, **where: Any
-) -> Iterator[dict[str, Any]]:
-    """Mean weight [batch, to, from] by relation, over that of even weights without the cell itself.
-
-    An interval is over examples.
-    """
-    masks = relations(who["task"], inputs)
-    others = ~masks["itself"]
-    even = (weight * others).sum((1, 2)) / others.sum((1, 2))  # [batch]
-    for name, mask in masks.items():
-        count = mask.sum((1, 2))
-        some = count > 0
-        mean = (weight * mask).sum((1, 2))[some] / count[some] / even[some]
-        yield {**who, **where, "relation": name, **ends("times", mean_estimate(mean))}
-
-
-@torch.no_grad()
-def influence(step: Any, h: Tensor, n_draws: int = 8, seed: int = 0) -> Tensor:
-    """Squared norms of the blocks ``d h'_i / d h_j``, [batch, i, j], estimated by random tangents.
-
-    ``E |J v|^2`` over v of independent standard normal numbers at position j alone.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    total = torch.zeros(*h.shape[:2], h.shape[1])
-    for j in range(h.shape[1]):
-        for _ in range(n_draws):
-            v = torch.zeros_like(h)
-            v[:, j] = torch.randn(h[:, j].shape, generator=generator)
-            total[:, :, j] += jvp(step, h, v).square().sum(-1) / n_draws
-    return total
-
-
-def locality(who: Who, model: Any, n: int) -> Iterator[Row]:
-    """How strongly the state of one cell acts on another's, in one loop and in eight."""
-    batch = fresh(who["task"], max(n // 40, 4))
-    iteration = bind(model, batch.inputs)
-    states = run_loops(iteration, LOOPS)
-
-    def eight(h: Tensor, step: Any = iteration.step) -> Tensor:
-        for _ in range(8):
-            h = step(h)
-        return h
-
-    for start, span, step in ((0, 1, iteration.step), (4, 1, iteration.step),
-                              (12, 1, iteration.step), (4, 8, eight)):  # fmt: skip
-        weight = influence(step, states[start], n_draws=4 if span == 1 else 2)
-        yield from shares(who, weight, batch.inputs, after=start, span=span)
 
 
 def attention(who: Who, model: Any, n: int) -> Iterator[Row]:
@@ -340,21 +139,14 @@ def patching(who: Who, model: Any, n: int) -> Iterator[Row]:
 
 
 PARTS = {
-    "depth": depth, "exits": exits, "simple": simple, "fates": fates, "restarts": restarts,
-    "attention": attention, "ablation": ablation, "probes": probes, "patching": patching,
-    "locality": locality,
+    "depth": depth, "exits": exits, "attention": attention, "ablation": ablation,
+    "probes": probes, "patching": patching,
 }  # fmt: skip
-UNTRAINED = ("depth", "attention", "locality")
-"""Parts that measure untrained models too."""
 
 
-def replaced(file: Path, who: Who, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a file, with those of one model put in place of its former ones."""
-    if not file.exists():
-        return rows
-    known = pd.read_csv(file)
-    others = (known[[*who]] != pd.Series(who)).any(axis=1)
-    return pd.concat([known.loc[others], rows], ignore_index=True)
+def measures(part: str, who: Who) -> bool:
+    """Whether a part measures a model."""
+    return part == "depth" or (is_looped(who) and (is_trained(who) or part == "attention"))
 
 
 def main() -> None:
@@ -376,12 +168,7 @@ def main() -> None:
         name = f"{who['task']}-{who['model']}"
         for part in args.part if name.startswith(args.only) else ():
             if measures(part, who):
-                with torch.no_grad():
-                    rows = pd.DataFrame(list(PARTS[part](who, model, args.samples)))
-                file = args.results / f"reasoners_{part}.csv"
-                table = replaced(file, who, rows)
-                write_bytes(file, table.to_csv(index=False, float_format="%.4f").encode())
-                print(part, *who.values(), len(rows), flush=True)
+                measure_part(PARTS[part], who, model, args.samples, args.results)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import pandas as pd
 
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.core.intervals import wilson_estimate
 from loopinterp.figures import LinePanel, Series, line_panels
 
 PAGE = PAGES / "results" / "trained-reasoners.md"
@@ -71,26 +70,6 @@ def auc_interval(wrong: np.ndarray, values: np.ndarray, draws: int = 500) -> str
     return f"{greater.mean():.2f} ({low:.2f}–{high:.2f})"
 
 
-def fates(found: Table) -> str:
-    rows = []
-    for who, each in found.groupby(WHO, sort=False):
-        for wrong in (True, False):
-            part = each[each["wrong"] == wrong]
-            if not len(part):
-                continue
-            rests = part["fate"].str.startswith("rests")
-            shares = [rests, rests & ~part["right_later"], part["right_later"]]
-            cells = [wilson_estimate(x.sum(), len(part)) for x in shares]
-            cells = ["{:.0f} ({:.0f}–{:.0f})".format(*(100 * x)) for x in cells]
-            spans = [
-                "{1:.2f} ({0:.2f} to {2:.2f})".format(*np.quantile(part[x], (0.1, 0.5, 0.9)))
-                for x in ("lyapunov_run", "lyapunov_late")
-            ]
-            rows.append([*who, "wrong" if wrong else "right", len(part), *cells, *spans])
-    head = ["after loop 16", "puzzles", "converges", "to a wrong answer", "right at loop 64"]
-    return table([*WHO, *head, "exponent, loops 1 to 16", "loops 17 to 64"], rows)
-
-
 def telling(found: Table) -> str:
     rows = []
     for who, each in found.groupby(WHO, sort=False):
@@ -100,17 +79,6 @@ def telling(found: Table) -> str:
         rows.append([*who, int(wrong.sum()), *cells])
     head = ["wrong", "residual, loop 16", "exponent, loops 1 to 16", "loops 17 to 64"]
     return table([*WHO, *head, "halting head"], rows)
-
-
-def restarts(found: Table) -> str:
-    found = found[found["state"] == "all"]
-    rows, columns = {}, []
-    for (*who, group), each in found.groupby([*WHO, "group"], sort=False):
-        columns.append(f"{who[1]}, {who[0]}, seed {who[2]}: {group} ({each['n'].iloc[0]})")
-        for _, row in each.iterrows():
-            name = f"start: {row['size']}" if row["change"] == "start" else f"noise, {row['size']}"
-            rows.setdefault(name, []).append(percent(row, "right"))
-    return table(["change", *columns], [[name, *cells] for name, cells in rows.items()])
 
 
 def probes(found: Table) -> str:
@@ -171,12 +139,6 @@ def attention(found: Table, task: str) -> str:
     return by_relation(found, ["model", "seed", "layer"], intervals=False)
 
 
-def locality(found: Table, task: str) -> str:
-    """From the state after four loops, over one loop and over eight."""
-    found = found[(found["task"] == task) & (found["after"] == 4)]
-    return by_relation(found.rename(columns={"span": "loops"}), ["model", "loops"], intervals=True)
-
-
 def picture(depths: Table) -> bytes:
     """Right grids by loops, a panel for each task, as PNG."""
     panels = []
@@ -201,16 +163,11 @@ TABLES: dict[str, tuple[str, Callable[[Table], str]]] = {
     "accuracy": ("depth", accuracy),
     "depth": ("depth", depth),
     "exits": ("exits", exits),
-    "fates": ("fates", fates),
-    "telling": ("fates", telling),
-    "restarts": ("restarts", restarts),
     "probes": ("probes", probes),
     "patching": ("patching", patching),
     "ablation": ("ablation", ablation),
     "attention-sudoku": ("attention", lambda found: attention(found, "sudoku")),
     "attention-maze": ("attention", lambda found: attention(found, "maze")),
-    "locality-sudoku": ("locality", lambda found: locality(found, "sudoku")),
-    "locality-maze": ("locality", lambda found: locality(found, "maze")),
 }
 """Of each table, the file and what makes it."""
 

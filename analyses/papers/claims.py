@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from analyses.train_ouro_small import trained
 from loopinterp.adapters import PublishedModel, adapt, keep_outputs
 from loopinterp.core.intervals import mean_estimate
-from loopinterp.figures import save_figure
+from loopinterp.figures import Series, save_figure
 from loopinterp.models.stopped_run import first_ready
 from loopinterp.tasks import Batch
 
@@ -31,6 +31,18 @@ SCRIPTS = (
     "stages_of_inference", "doubling",
 )  # fmt: skip
 """In the order of the page."""
+SECTIONS = {
+    "state_regimes": "trained-huginn.md#do-states-converge",
+    "path_independence": "trained-huginn.md#path-independence",
+    "huginn_lenses": "trained-huginn.md#lenses",
+    "query_handoff": "trained-huginn.md#what-a-later-loop-reads",
+    "failed_puzzles": "trained-reasoners.md#how-do-failed-puzzles-fail",
+    "stable_failures": "trained-reasoners.md#how-do-failed-puzzles-fail",
+    "one_blank": "trained-reasoners.md#accuracy",
+    "locality": "trained-reasoners.md#is-interaction-local",
+    "albert_orbits": "trained-albert.md#does-it-converge",
+}
+"""Scripts whose tables are on another page, and where; their claims come last."""
 
 
 class Claim(NamedTuple):
@@ -43,8 +55,8 @@ class Claim(NamedTuple):
     status: str  # yes, no or not decided
 
 
-def options(about: str | None, **defaults: Any) -> argparse.Namespace:
-    """The arguments of a script."""
+def options(about: str | None, *, saved: bool = False, **defaults: Any) -> argparse.Namespace:
+    """The arguments of a script, with ``--saved`` if it can do with its file of rows."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--weights", type=Path, default=Path("runs/ouro-small"))
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
@@ -53,6 +65,9 @@ def options(about: str | None, **defaults: Any) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     parser.add_argument("--figures", type=Path, default=Path("runs/papers"))
+    if saved:
+        help_saved = "do not measure: claims and tables from the file of rows"
+        parser.add_argument("--saved", action="store_true", help=help_saved)
     parser.set_defaults(**defaults)
     torch.set_num_threads(1)
     return parser.parse_args()
@@ -141,29 +156,81 @@ def publish(
     plot: go.Figure,
 ) -> None:
     """Print the table and a sentence for each claim; write files, figure and page."""
-    file = args.results / FILE
-    known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["script"])
-    new = pd.DataFrame([{"script": name, **claim._asdict()} for claim in claims])
-    known = pd.concat([known[known["script"] != name], new])
-    parts: list[Any] = [known[known["script"] == script] for script in SCRIPTS]
-    known = pd.concat(parts)
-    known.to_csv(file, index=False)
     measured = args.results / f"papers_{name}.csv"
     rows.to_csv(measured, index=False, float_format="%.4f")
     shown = as_table(pd.read_csv(measured))  # of the numbers as they are kept
+    record(name, args, claims, {name: shown}, plot)
+
+
+def record(
+    name: str,
+    args: argparse.Namespace,
+    claims: Sequence[Claim],
+    tables: Mapping[str, str],
+    plot: go.Figure,
+) -> None:
+    """Print the tables and a sentence for each claim; write the claims, the figure and the page."""
+    file = args.results / FILE
+    known = read_claims(file) if file.exists() else pd.DataFrame(columns=["script"])
+    new = pd.DataFrame([{"script": name, **claim._asdict()} for claim in claims])
+    known = pd.concat([known[known["script"] != name], new])
+    parts: list[Any] = [known[known["script"] == script] for script in (*SCRIPTS, *SECTIONS)]
+    known = pd.concat(parts)
+    known.to_csv(file, index=False)
     args.figures.mkdir(parents=True, exist_ok=True)
-    print(shown, save_figure(plot, args.figures / f"{name}.html"), sep="\n")
-    rewrite(args.page, {"papers": claims_table(known), name: shown})
+    print(*tables.values(), save_figure(plot, args.figures / f"{name}.html"), sep="\n")
+    rewrite(args.page, {"papers": claims_table(known)})
+    rewrite(args.page.with_name(section(name).split("#")[0] or args.page.name), tables)
     for claim in claims:
         print(f"{claim.paper}: {claim.claim} {claim.model}: {claim.found} {claim.status}.")
+
+
+def read_claims(file: Path) -> pd.DataFrame:
+    """The claims of a file; numbers of papers stay texts."""
+    return pd.read_csv(file, dtype={"paper": str})
+
+
+def section(script: str) -> str:
+    """Where the page links to for a script."""
+    return SECTIONS.get(script, f"#{script.replace('_', '-')}")
+
+
+def above(estimate: Any, bound: float) -> str:
+    """Whether a value is above a bound: not decided if its interval holds the bound."""
+    _, low, high = estimate
+    return decided(low > bound, high < bound)
+
+
+def below(estimate: Any, bound: float) -> str:
+    """Whether a value is below a bound, likewise."""
+    value, low, high = estimate
+    return above((-value, -high, -low), -bound)
+
+
+def decided(yes: bool, no: bool) -> str:
+    """A status, if one of its two conditions holds."""
+    return "yes" if yes else "no" if no else "not decided"
+
+
+def series(
+    parts: Iterable[tuple[str, Any]], x: str, columns: Sequence[str] = ("value", "low", "high")
+) -> list[Series]:
+    """A line for each part's rows, by the columns of a value and its interval."""
+    value, low, high = columns
+    return [Series(name, p[x], p[value], low=p[low], high=p[high]) for name, p in parts]
 
 
 def claims_table(known: pd.DataFrame) -> str:
     """The table of the page: a row for each claim and model."""
     header = ["paper", "claim", "model", "found (95% interval)", "holds here", "script"]
     rows = [
-        [f"[{row['paper']}](https://arxiv.org/abs/{row['paper']})", row["claim"], row["model"],
-         row["found"], row["status"], f"[`{row['script']}`](#{anchor})"]
-        for _, row in known.iterrows() for anchor in [str(row["script"]).replace("_", "-")]
+        [paper_link(str(row["paper"])), row["claim"], row["model"], row["found"], row["status"],
+         f"[`{row['script']}`]({section(str(row['script']))})"]
+        for _, row in known.iterrows()
     ]  # fmt: skip
     return table(header, rows)
+
+
+def paper_link(paper: str) -> str:
+    """The number of a paper on arXiv as a link; another source as it is."""
+    return f"[{paper}](https://arxiv.org/abs/{paper})" if paper[0].isdigit() else paper

@@ -14,28 +14,110 @@ import pytest
 import torch
 import xarray as xr
 
-from analyses.papers import claims, doubling, stages_of_inference
-from analyses.papers.claims import FILE, PAGE, SCRIPTS, claims_table, hop, over_examples, right_at
+from analyses.cell_relations import relations, shares
+from analyses.papers import (
+    claims,
+    doubling,
+    failed_puzzles,
+    locality,
+    stages_of_inference,
+    state_regimes,
+)
+from analyses.papers.claims import (
+    FILE,
+    PAGE,
+    SCRIPTS,
+    SECTIONS,
+    above,
+    below,
+    claims_table,
+    hop,
+    over_examples,
+    read_claims,
+    right_at,
+)
 from analyses.small_language_models import TASK
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from analyses.train_huginn_small import build_ouro
+from analyses.train_trm_small import draw
 from loopinterp.zoo import load_pretrained
 
 FOLDER = Path(claims.__file__).parent
 
 
 def test_the_page_says_what_the_files_say() -> None:
-    text, known = (PAGES / PAGE).read_text(), pd.read_csv(RESULTS / FILE)
+    text, known = (PAGES / PAGE).read_text(), read_claims(RESULTS / FILE)
     tables = {"papers": claims_table(known)}
     for name in SCRIPTS:
         script = importlib.import_module(f"analyses.papers.{name}")
         tables[name] = script.as_table(pd.read_csv(RESULTS / f"papers_{name}.csv"))
     assert put(text, tables) == text, "run the scripts of analyses/papers"
     assert {*known["status"]} <= {"yes", "no", "not decided"}
-    assert [*known["script"].unique()] == [*SCRIPTS]
+    assert [*known["script"].unique()] == [*SCRIPTS, *SECTIONS]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", SECTIONS)
+def test_saved_rows_give_claims_and_pages_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, results = tmp_path / "pages", tmp_path / "results"
+    shutil.copytree((PAGES / PAGE).parent, pages)
+    shutil.copytree(RESULTS, results, ignore=shutil.ignore_patterns("finite_programs"))
+    saved = [] if name == "albert_orbits" else ["--saved"]
+    where = ["--results", str(results), "--page", str(pages / "papers.md")]
+    monkeypatch.setattr(sys, "argv", [name, *saved, *where, "--figures", str(tmp_path)])
+    importlib.import_module(f"analyses.papers.{name}").main()
+    for page in pages.glob("*.md"):
+        assert page.read_text() == ((PAGES / PAGE).parent / page.name).read_text(), page.name
+    assert (results / FILE).read_text() == (RESULTS / FILE).read_text()
+    assert "Plotly" in (tmp_path / f"{name}.html").read_text()
+
+
+def test_a_status_follows_from_the_interval() -> None:
+    for estimate, status in (
+        ((0.7, 0.6, 0.8), "yes"),
+        ((0.6, 0.4, 0.8), "not decided"),
+        ((0.3, 0.2, 0.4), "no"),
+    ):
+        assert above(estimate, 0.5) == status
+        assert below([-x for x in (estimate[0], estimate[2], estimate[1])], -0.5) == status
+
+
+def test_a_regime_counts_if_its_whole_interval_does() -> None:
+    rows = pd.read_csv(RESULTS / "huginn_small_regimes.csv")
+    rows = rows.query("part == 'hops' and seed == 0")
+    columns, status = ["value", "low", "high"], {}
+    for share in (0.2, 0.06, 0.01):
+        moves = rows["regime"].isin(["orbit", "drift"])
+        rows.loc[moves, columns] = [share, share - 0.02, share + 0.02]
+        (claim,) = state_regimes.claims_of(rows)
+        status[share] = claim.status
+    assert status == {0.2: "yes", 0.06: "not decided", 0.01: "no"}
+
+
+def test_failed_puzzles_converge_or_keep_moving_as_most_do() -> None:
+    who = {"task": "maze", "model": "trm", "seed": 0, "wrong": True, "right_later": False}
+    status = []
+    for n in (0, 20, 40):  # of 40 at rest
+        fates = ["rests wrong"] * n + ["moves on, wrong"] * (40 - n)
+        (claim,) = failed_puzzles.claims_of(pd.DataFrame([{**who, "fate": x} for x in fates]))
+        status.append(claim.status)
+    assert status == ["no", "not decided", "yes"]
+    rights = pd.DataFrame([{**who, "fate": "rests right", "right_later": True}] * 40)
+    assert failed_puzzles.claims_of(rights)[0].status == "not decided"  # to right answers
+
+
+@pytest.mark.parametrize(("task", "even"), [("sudoku", 7 / 15), ("maze", 1 / 5)])
+def test_near_cells_have_a_share_of_the_influence(task: str, even: float) -> None:
+    inputs = draw(task, 6, 5).inputs
+    masks = relations(task, inputs)
+    near = torch.stack([masks[x] for x in locality.NEAR[task]]).any(0).float()
+    for weight, expected in ((torch.ones(6, 16, 16), even), (near, 1.0), (1 - near, 0.0)):
+        rows = pd.DataFrame(shares({"task": task}, weight, inputs))
+        assert locality.near_share(rows)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *SECTIONS])
 def test_a_script_is_short(name: str) -> None:
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 100
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from analyses import huginn_small_models as models
 from analyses import huginn_small_results as results
 from analyses import small_language_models as shared
 from analyses import train_huginn_small as script
 from analyses.huginn_small_tables import PAGE, as_tables
+from analyses.papers import path_independence, query_handoff, state_regimes
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from loopinterp.adapters import adapt
 from loopinterp.models import bind
@@ -24,9 +26,8 @@ from tests.tasks.answers import hop_back
 
 
 @pytest.fixture(scope="module")
-def known() -> results.Known:
-    models = {"looped": script.build("hops", seed=1).eval()}
-    return results.Known("hops", 1, models)
+def known() -> models.Known:
+    return models.Known("hops", 1, {"looped": script.build("hops", seed=1).eval()})
 
 
 def test_the_loss_is_that_of_the_last_loop_and_gradients_pass_the_live_ones_alone() -> None:
@@ -141,7 +142,7 @@ def test_ngrams_are_those_of_witten_and_bell(order: int) -> None:
 
 
 @torch.no_grad()
-def test_quality_is_that_of_the_published_forward(known: results.Known) -> None:
+def test_quality_is_that_of_the_published_forward(known: models.Known) -> None:
     batch, model = shared.fresh(2, 30), known.looped
     right = results.over_loops(model, batch, (1, 3), results.is_right)[..., 0]
     start = model.initial_state(model.embed(batch.inputs))
@@ -156,42 +157,51 @@ def test_something_that_held_to_the_end_is_counted_from_there() -> None:
 
 
 @torch.no_grad()
-def test_starts_are_as_far_apart_as_independent_noise(known: results.Known) -> None:
-    measured = results._from_starts(known.looped, known.examples(8).inputs)
+def test_starts_are_as_far_apart_as_independent_noise(known: models.Known) -> None:
+    measured = path_independence.from_starts(known.looped, known.examples(8).inputs)
     assert measured["starts"][0].mean().item() == pytest.approx(math.sqrt(2), abs=0.03)
     assert (measured["inputs"][0] == 0).all()  # the start depends on the place alone
 
 
 @torch.no_grad()
-def test_regimes_add_up_and_kinds_cover_all_tokens(known: results.Known) -> None:
-    found = results.regimes(known, 8)
+def test_regimes_add_up_and_kinds_cover_all_tokens(known: models.Known) -> None:
+    found = state_regimes.regimes(known, 8)
     for _, each in found.groupby(["model", "token"]):
         assert each["value"].sum() == pytest.approx(1)
     n = found.query("model == 'looped'").groupby("token")["n"].first()
     assert n["p = 1"] == n["p = 8"] == 3 * (shared.LENGTH + 1) == n["all"] / 8
-    kinds = results.token_kinds("text", shared.tokens_of("a \n.é"))
+    kinds = models.token_kinds("text", shared.tokens_of("a \n.é"))
     assert kinds.tolist() == ["letter", "space", "newline", "punctuation", "punctuation"]
 
 
 @torch.no_grad()
-def test_queries_that_are_put_in_are_those_of_the_run_from_the_other_state(
-    known: results.Known,
-) -> None:
-    model, batch = known.looped, shared.fresh(2, 6).inputs
-    other = torch.randn(6, shared.LENGTH + 1, 64, generator=torch.Generator().manual_seed(0))
-    name = "loops.4.blocks.1.attn.hook_q"
-    put_in = results._putting({"loops.2.hook_state_post": other})
-    kept = results._kept(model, batch, put_in, [name], 8)
-    _, cache = model.run_with_cache(
-        batch, n_loops=8, start_at_loop=3, state=other, names_filter=[name]
+@pytest.mark.parametrize("part", ["q", "v"])
+def test_what_is_put_in_is_that_of_the_run_from_the_other_state(part: str) -> None:
+    """Read by hooks, in a run whose state is replaced by one."""
+    published, generator = script.build("hops", seed=0).eval(), torch.Generator().manual_seed(0)
+    for weight in published.parameters():  # large ones, so that queries matter
+        torch.nn.init.normal_(weight, std=0.3, generator=generator)
+    known = models.Known("hops", 0, {"looped": published})
+    model, batch = known.looped, shared.fresh(2, 40).inputs
+    found = query_handoff.of_run(known, batch, 4).query("source == 'another sequence'")
+    (row,) = found.query(f"part == {part!r} and written == 2 and read == 4").to_dict("records")
+    _, states = model.run_with_cache(batch.roll(1, 0), n_loops=4)
+    names = [f"loops.3.blocks.{layer}.attn.hook_{part}" for layer in (0, 1)]
+    kept: dict[str, Tensor] = {}
+    other = states["loops.1.hook_state_post"]
+    hooks = [("loops.1.hook_state_post", lambda _, hook: other)]
+    hooks += [(x, lambda value, hook, x=x: kept.__setitem__(x, value.clone())) for x in names]
+    model.run_with_hooks(batch, n_loops=4, fwd_hooks=hooks)
+    put_in = [(x, lambda _, hook, x=x: kept[x]) for x in names]
+    answers, clean = (
+        model.run_with_hooks(batch, n_loops=4, fwd_hooks=each)[:, -1].argmax(-1)
+        for each in (put_in, [])
     )
-    torch.testing.assert_close(kept[name], cache[name])
-    clean = model.run_with_hooks(batch, n_loops=8, fwd_hooks=results._putting({name: kept[name]}))
-    assert not torch.allclose(clean, model(batch, n_loops=8))
+    assert 0 < row["value"] == pytest.approx((answers != clean).float().mean().item())
 
 
 @torch.no_grad()
-def test_a_model_reached_through_its_adapter_answers_as_published(known: results.Known) -> None:
+def test_a_model_reached_through_its_adapter_answers_as_published(known: models.Known) -> None:
     inputs = shared.fresh(2, 4).inputs
     run = bind(known.looped, inputs)
     start = run.h0
@@ -206,7 +216,7 @@ def test_rows_of_one_part_and_seed_are_replaced_and_others_stay(tmp_path: Path) 
         return pd.DataFrame({"part": [part] * 2, "seed": [seed] * 2, "value": [value, value + 1]})
 
     for part, seed, value in (("text", 0, 1), ("hops", 1, 5), ("hops", 0, 7), ("hops", 1, 9)):
-        results.write(rows(part, seed, value), tmp_path / "x.csv")
+        models.write(rows(part, seed, value), tmp_path / "x.csv")
     assert pd.read_csv(tmp_path / "x.csv")["value"].tolist() == [7, 8, 9, 10, 1, 2]
 
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from analyses import cell_relations, reasoner_models
 from analyses import train_trm_small as training
 from analyses import trained_reasoners as study
+from analyses.papers import failed_puzzles, locality, one_blank, stable_failures
 from analyses.tables_in_pages import put
 from analyses.train_trm_small import KINDS, TASKS, Training, build, draw, fresh
 from analyses.trained_reasoners_page import PAGE, as_tables, auc_interval
@@ -108,7 +110,7 @@ def ways(inputs: list[int], start: int, width: int) -> dict[int, int]:
 
 def test_relations_of_a_maze_are_its_ways() -> None:
     inputs = draw("maze", 3, 5).inputs
-    masks = study.relations("maze", inputs)
+    masks = cell_relations.relations("maze", inputs)
     assert torch.equal(
         torch.stack([*masks.values()]).int().sum(0).int(), torch.ones(3, 16, 16).int()
     )
@@ -124,7 +126,7 @@ def test_relations_of_a_maze_are_its_ways() -> None:
 
 
 def test_relations_of_a_sudoku_are_its_units() -> None:
-    masks = study.relations("sudoku", torch.zeros(1, 16, dtype=torch.long))
+    masks = cell_relations.relations("sudoku", torch.zeros(1, 16, dtype=torch.long))
     for i in range(16):
         peers = {j for unit in units(2) if i in unit for j in unit} - {i}
         named = {j for name, m in masks.items() if name.startswith("peer") for j in range(16)
@@ -142,33 +144,44 @@ def test_influence_is_the_size_of_the_blocks_of_a_linear_map() -> None:
     def step(h: Tensor) -> Tensor:
         return torch.einsum("ijab,njb->nia", maps, h)
 
-    found = study.influence(step, torch.zeros(1, 3, 4), n_draws=1500)
+    found = cell_relations.influence(step, torch.zeros(1, 3, 4), n_draws=1500)
     torch.testing.assert_close(found[0], maps.square().sum((-1, -2)), rtol=0.1, atol=0)
 
 
 def test_shares_are_one_where_weights_are_even() -> None:
     inputs = draw("maze", 4, 5).inputs
-    rows = pd.DataFrame(study.shares({"task": "maze"}, torch.ones(4, 16, 16), inputs))
+    rows = pd.DataFrame(cell_relations.shares({"task": "maze"}, torch.ones(4, 16, 16), inputs))
     assert rows["times"].tolist() == pytest.approx([1.0] * len(rows))
-    masks = study.relations("maze", inputs)
-    only = study.shares({"task": "maze"}, masks["open"].float(), inputs)
+    masks = cell_relations.relations("maze", inputs)
+    only = cell_relations.shares({"task": "maze"}, masks["open"].float(), inputs)
     times = {row["relation"]: row["times"] for row in only}
     # A tree of 16 cells has 30 of 16 * 15 pairs of neighbours.
     assert times.pop("open") == pytest.approx(16 * 15 / 30) and not any(times.values())
 
 
+PARTS = {
+    **study.PARTS,
+    "fates": failed_puzzles.fates,
+    "restarts": stable_failures.restarts,
+    "simple": one_blank.simple,
+    "locality": locality.locality,
+}
+"""Of the script, and of papers' claims."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("part", sorted(study.PARTS))
+@pytest.mark.parametrize("part", sorted(PARTS))
 def test_every_part_measures_the_models(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one task each: what depends on the task, the relations of cells, has tests above."""
-    monkeypatch.setattr(study, "LATER", 24)
+    for script in (failed_puzzles, stable_failures):
+        monkeypatch.setattr(script, "LATER", 24)
     task = "maze" if part in {"ablation", "attention", "exits", "fates", "probes"} else "sudoku"
     who = {"task": task, "model": "untrained hrm", "seed": 0}
-    (model,) = (model for known, model in study.models(tmp_path, [0]) if known == who)
+    (model,) = (model for known, model in reasoner_models.models(tmp_path, [0]) if known == who)
     with torch.no_grad():
-        rows = pd.DataFrame(list(study.PARTS[part](who, model, 8)))
+        rows = pd.DataFrame(list(PARTS[part](who, model, 8)))
     assert len(rows) and {*rows["task"]} == {task}
 
 
@@ -176,7 +189,9 @@ def test_rows_of_a_model_replace_its_former_ones(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     for model, value in (("trm", 1), ("hrm", 2), ("trm", 3)):
         who = {"task": "maze", "model": model, "seed": 0}
-        study.replaced(file, who, pd.DataFrame([{**who, "value": value}])).to_csv(file, index=False)
+        reasoner_models.replaced(file, who, pd.DataFrame([{**who, "value": value}])).to_csv(
+            file, index=False
+        )
     known = pd.read_csv(file)
     assert dict(zip(known["model"], known["value"])) == {"hrm": 2, "trm": 3}
 
