@@ -1,6 +1,6 @@
 """Edges of the trained small Ouro and Huginn: do scores of paths add up, are path patches exact?
 
-    python -m analyses.trained_edges          # some 50 minutes on one core
+    python -m analyses.trained_edges          # some 40 minutes on one core
 
 Integrated gradients by the midpoint and the adaptive rule; path patching beside runs written out by
 hand (tests/edges/published_by_hand.py); all in float64. Results are kept in
@@ -112,8 +112,8 @@ def paths(name: str) -> pd.DataFrame:
 
 def as_tables(found: pd.DataFrame, patched: pd.DataFrame) -> dict[str, str]:
     rows = [
-        [x["model"], x["rule"], x["n_gradients"], x["n_slopes"], f"{x['gap']:.1%}",
-         f"{x['largest_gap']:.0%}"]
+        [x["model"], x["rule"], x["n_gradients"], x["n_slopes"], f"{x['gap']:.2%}",
+         f"{x['largest_gap']:.1%}"]
         for x in found.to_dict("records")
     ]  # fmt: skip
     header = ["model", "rule", "gradients", "slopes", "gap of the mean", "worst pair"]

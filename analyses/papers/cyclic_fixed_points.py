@@ -4,7 +4,7 @@
 
 arXiv 2604.11791 (abstract): in many looped language models each layer converges to a fixed point of
 its own, so that the block runs through a cycle, and attention heads stabilise as it is reached.
-That blocks repeat the stages of inference of feed-forward models is not tested here.
+``stages_of_inference`` tests its claim on the stages of inference.
 """
 
 from __future__ import annotations
