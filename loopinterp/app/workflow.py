@@ -49,12 +49,14 @@ class Analysis:
         results: The results; ``files`` has their paths.
         skipped: Why studies do not apply to this model.
         left_out: Why studies do not apply to its task.
+        failed: Errors of studies, where all were to be run.
     """
 
     results: dict[str, Result] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     skipped: dict[str, Skip] = field(default_factory=dict)
     left_out: dict[str, Skip] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 @checked
@@ -247,7 +249,7 @@ def analyze_run(
     Args:
         run: Folder of a run, or an open model, which decides seed and device.
         studies: If None: all that apply to the task; those that do not apply to the model are
-            skipped.
+            skipped, and one that fails stops no other.
         exclude: Studies not to run.
         length: Length of the examples; each study's own if None.
 
@@ -278,10 +280,18 @@ def analyze_run(
             stages.skip(study.name, spell_skip(skip))
             done.skipped[study.name] = skip
             continue
-        with stages.stage(study.name, study.about):
-            result = study.run(model)
-            done.files[study.name] = model.save(result, study.name)
-            done.results[study.name] = result
+        try:
+            with stages.stage(study.name, study.about):
+                result = study.run(model)
+                done.files[study.name] = model.save(result, study.name)
+                done.results[study.name] = result
+        except Exception as error:  # whatever it is, the other studies can do without this one
+            if studies or isinstance(error, OSError):  # asked for, or of the folder
+                raise
+            message = str(error) or "without a message"
+            known = isinstance(error, InputError)
+            done.failed[study.name] = message if known else f"{type(error).__name__}: {message}"
+            stages.skip(study.name, f"it failed ({done.failed[study.name]})")
     return done
 
 

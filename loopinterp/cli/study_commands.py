@@ -51,7 +51,8 @@ def analyze(
     """Run the studies that the report shows.
 
     Each result is saved in RUN/results, with its controls. Studies that do not apply to the model
-    are skipped; `report --text` says why. Those of other tasks are left out.
+    are skipped; `report --text` says why. Those of other tasks are left out. If one of all studies
+    fails, the others continue, and the exit status is 1.
     """
     from loopinterp.app.study import spell_skip
 
@@ -68,15 +69,20 @@ def analyze(
     skipped = {name: spell_skip(skip) for name, skip in analysis.skipped.items()}
     left_out = {name: spell_skip(skip) for name, skip in analysis.left_out.items()}
     document = {"run": str(run), "results": results, "skipped": skipped, "left_out": left_out}
+    document["failed"] = analysis.failed
     if study:  # what was asked for, in full
         lines = [spell_findings(analysis.results.values())[1], next_step("report", run)]
     else:
         lines = [spell_run(run, loopinterp.pages.read_run(run))]
         if skipped:
             lines.append(f"  Skipped: {', '.join(skipped)}")
+        lines += [f"  Failed: {name} ({error})" for name, error in analysis.failed.items()]
         lines += [f"{next_step('report', run)} --open"]
         lines += [f"All findings: {next_step('report', run).removeprefix('Next: ')} --text"]
     print_document(document, "\n".join(lines), as_json)
+    if analysis.failed:
+        # Status 1, as 2 is for bad input.
+        raise typer.Exit(1)
 
 
 @command(

@@ -289,7 +289,7 @@ def fixed_point_condition(
     return FixedPointCondition(
         largest=largest.to(h),
         smallest=smallest.to(h),
-        condition=(largest / smallest).to(h),
+        condition=(largest / smallest).where(largest != 0, torch.inf).to(h),  # 0 / 0 is singular
         largest_converged=known[:, 0],
         smallest_converged=known[:, 1],
         n_products=operator.n_products,

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.validation import check_is_fitted
 
 from loopinterp.core.errors import InputError, check_number
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.task import describe_tensor, need
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -49,14 +49,7 @@ class LinearProbe(BaseEstimator):
         """Fit one probe for each cell of the grid."""
         check_number("alpha", self.alpha, least=0)
         _check_features(X)
-        classes = isinstance(y, torch.Tensor) and not y.is_floating_point()
-        if not classes or not _broadcasts(y, X):
-            raise InputError(
-                "y",
-                expected=f"integer classes [..., {X.shape[-2]}], broadcastable with X",
-                given=f"{describe_tensor(y)} for X of shape {list(X.shape)}",
-                fix="Give one value for each sample of each cell, torch.as_tensor(y).long().",
-            )
+        _check_labels(y, X)
         self.n_features_in_ = X.shape[-1]
         self.classes_, labels = torch.unique(y, return_inverse=True)
         n_classes = len(self.classes_)
@@ -95,6 +88,10 @@ class LinearProbe(BaseEstimator):
         """Scores ``X coef^T + intercept``: [*grid, n] for two classes, else [*grid, n, class]."""
         check_is_fitted(self)
         _check_features(X, n_features=self.n_features_in_)
+        grid = self.coef_.shape[:-2]
+        expected = f"leading axes that broadcast with those of the fit, {list(grid)}"
+        got, fix = str(list(X.shape[:-2])), "Give samples for each cell, or for all of them."
+        need(_broadcast(X.shape[:-2], grid), "X", expected, got, fix)
         coef, intercept = self.coef_.to(X.device), self.intercept_.to(X.device)  # [*grid, rows, d]
         scores = torch.einsum("...nd,...kd->...nk", X.to(coef.dtype), coef)
         scores = scores + intercept[..., None, :]
@@ -108,7 +105,9 @@ class LinearProbe(BaseEstimator):
     def score(
         self, X: Float[Tensor, "*#grid n d"], y: Int[Tensor, "*#grid n"]
     ) -> Float[Tensor, "*cell"]:
-        return (self.predict(X) == y).double().mean(-1)
+        predicted = self.predict(X)
+        _check_labels(y, predicted[..., None])
+        return (predicted == y).double().mean(-1)
 
     def subspace(self) -> Float[Tensor, "*grid rank d"]:
         """Orthonormal basis of the differences between classes, [*grid, classes - 1, d]."""
@@ -206,12 +205,21 @@ def _check_features(x: Any, *, n_features: int | None = None) -> None:
         )
 
 
-def _broadcasts(y: Tensor, x: Tensor) -> bool:
+def _check_labels(y: Any, x: Tensor) -> None:
+    classes = isinstance(y, torch.Tensor) and not y.is_floating_point() and y.numel() > 0
+    fits = classes and y.shape[-1:] == x.shape[-2:-1] and _broadcast(y.shape[:-1], x.shape[:-2])
+    expected = f"integer classes [..., {x.shape[-2]}], broadcastable with X"
+    got = f"{describe_tensor(y)} for X of shape {list(x.shape)}"
+    fix = "Give one value for each sample of each cell, torch.as_tensor(y).long()."
+    need(fits, "y", expected, got, fix)
+
+
+def _broadcast(*shapes: torch.Size) -> bool:
     try:
-        torch.broadcast_shapes(y.shape[:-1], x.shape[:-2])
+        torch.broadcast_shapes(*shapes)
     except RuntimeError:
         return False
-    return y.ndim >= 1 and y.shape[-1] == x.shape[-2]
+    return True
 
 
 def online_code_length(
@@ -228,11 +236,8 @@ def online_code_length(
 
     Shuffle the activations ``x`` first: labels are sent in their order.
     """
+    _check_labels(y, x)
     n = x.shape[-2]
-    if not n:
-        raise InputError(
-            "y", expected="at least one label to send", given="none", fix="Give samples."
-        )
     doubling = [n >> k for k in range(6, -1, -1)]
     ends = [end for end in doubling if end >= 8 or end == n]
     grid = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1])

@@ -20,7 +20,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
-from loopinterp.tasks.task import IGNORE, describe_tensor
+from loopinterp.tasks.task import IGNORE, describe_tensor, need
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -180,7 +180,8 @@ def probe_study(
 
 
 def _check_sites(model: HookedRun, sites: Sequence[str]) -> None:
-    book = model.addresses()
+    book, once = model.addresses(), 0 < len(sites) == len({*sites})
+    need(once, "sites", "at least one, each once", repr([*sites]), "Name each site once.")
     for site in sites:
         if book.site_map.axes(book.kinds[book.component(site)])[0] != "pos":
             fix = "Probe attn.hook_z or hook_state_post, for instance."

@@ -892,6 +892,31 @@ def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.Monke
     assert order == ["convergence", "programs", "subspaces", "attention"]
 
 
+def test_a_study_that_fails_is_named_and_stops_no_other(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Session) -> Result:
+        raise RuntimeError("boom")
+
+    def works(model: Session) -> Result:
+        with study(model.seed) as watch:
+            return Result.of(watch)
+
+    bad, good = (
+        dataclasses.replace(one, run=does, skips=lambda _: None)
+        for one, does in zip([one for one in STUDIES if not one.tasks], (fails, works))
+    )
+    monkeypatch.setattr(workflow, "STUDIES", (bad, good))
+    answer = command("analyze", run, "--json", "--no-progress")
+    assert answer.status == 1
+    assert answer.json["failed"] == {bad.name: "RuntimeError: boom"}
+    assert answer.json["results"].keys() == {good.name}
+    assert "failed" in pages.read_run(run).skipped[bad.name]
+    assert bad.name in command("analyze", run, "--no-progress").out
+    with pytest.raises(RuntimeError, match="boom"):  # one that was asked for
+        workflow.analyze_run(run, studies=[bad.name], progress=False)
+
+
 def test_without_a_recipe_it_is_said_which_model_is_trained(
     command: Command, tmp_path: Path
 ) -> None:

@@ -342,6 +342,8 @@ def test_a_space_of_fixed_points_has_no_condition() -> None:
     condition = fixed_point_condition(lambda h: h * torch.tensor([1.0, 0.5]), torch.zeros(1, 2))
     assert condition.smallest.item() == pytest.approx(0, abs=1e-7)
     assert condition.condition.item() > 1e6
+    everywhere = fixed_point_condition(lambda h: h * torch.ones(2), torch.zeros(1, 2))  # I - J = 0
+    assert everywhere.condition.item() == np.linalg.cond(np.zeros((2, 2))) == np.inf
 
 
 def test_positions_of_each_example_have_singular_values_of_their_own() -> None:

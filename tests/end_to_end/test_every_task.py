@@ -29,6 +29,7 @@ def _analysed(folder: Path) -> tuple[workflow.Analysis, str]:
     """Every study of a run, and the words of its report."""
     workflow.evaluate_run(folder, samples=8, progress=False)
     analysis = workflow.analyze_run(folder, progress=False)
+    assert not analysis.failed
     page = write_report(folder).read_text()
     return analysis, page[page.index("<body>") : page.index('<script type="text/plain"')]
 

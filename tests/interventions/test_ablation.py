@@ -292,6 +292,10 @@ def test_what_cannot_be_ablated_is_said():
     refused("positions", positions="every")
     refused("mean_over", mean_over="head")
     refused("data", data=batch[:1])
+    # Two of one name could not be told apart in the result, and ended its roles in a ValueError.
+    refused("kinds", kinds=("zero", "mean", "zero"))
+    refused("components, neurons", components=("z", "attn.hook_z"))
+    refused("components, neurons", components=("mlp_out",), neurons={"MLP": [0]})
     features = build("features")
     refused("mean_over", features, batch_of(some_inputs(features)), mean_over="token")
 

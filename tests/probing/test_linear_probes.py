@@ -238,6 +238,19 @@ def test_bad_settings_and_foreign_features_are_named() -> None:
     with pytest.raises(InputError) as caught:
         RidgeProbe().fit(X, Y).predict(torch.zeros(2, 10, 4))
     assert caught.value.what == "X"
+    with pytest.raises(InputError) as caught:
+        RidgeProbe().fit(X, Y).predict(torch.zeros(3, 10, 3))
+    assert caught.value.what == "X"
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("labels", [Y[:, :9], Y[:, :1], torch.tensor(1), Y.tile(2, 1), Y.tile(2)])
+def test_labels_that_are_not_one_a_sample_have_no_score_or_code(labels: torch.Tensor) -> None:
+    """One label was compared with all samples, and labels past the last sample were left out."""
+    for measure in (RidgeProbe().fit(X, Y).score, online_code_length):
+        with pytest.raises(InputError) as caught:
+            measure(X, labels)
+        assert caught.value.what == "y"
 
 
 @pytest.mark.gpu

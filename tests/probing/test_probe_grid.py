@@ -162,6 +162,8 @@ def test_it_comes_back_from_disk(result: ProbeResult, tmp_path) -> None:
         ({"random_model": None, "n_loops": 0}, "n_loops"),
         ({"groups": {}}, "groups"),
         ({"sites": ("hook_state_post", "attn.hook_pattern")}, "sites"),
+        ({"sites": ("hook_state_post", "hook_state_post")}, "sites"),
+        ({"sites": ()}, "sites"),
         ({"probe": "ridge"}, "probe"),
         ({"random_model": torch.nn.Linear(1, 1)}, "model"),
     ],
