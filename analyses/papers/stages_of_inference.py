@@ -72,8 +72,8 @@ def main() -> None:
             rows.append({"model": name, "seed": seed, "beside": beside, "loop": t, **alike(a, b)})
     frame, claims = pd.DataFrame(rows), []
     for seed, (what, loops, claim) in product(args.seed, CLAIMS):
-        here = frame[frame["beside"].str.contains(what) & frame["loop"].isin(loops)]
-        own, control = (here[(here["seed"] == seed) & (here["model"] == x)].sort_values("r")
+        here = frame.loc[frame["beside"].str.contains(what) & frame["loop"].isin(loops)]
+        own, control = (here.loc[(here["seed"] == seed) & (here["model"] == x)].sort_values("r")
                         for x in (LOOPED, f"untrained {LOOPED}"))  # fmt: skip
         least, floor, orders = own.iloc[0], control.iloc[-1], own["orders"].max()
         good = least["r_low"] > max(0.5, floor["r_high"]) and orders <= 0.05

@@ -85,7 +85,7 @@ ELSEWHERE = (
     *("ouro_small_edges", "ouro_small_results", "train_ouro_small", "small_language_models"),
     *("huginn_small_models", "huginn_small_results", "huginn_small_tables", "train_huginn_small"),
     *("claims", "learned_gates", "second_order_exits", "lens_ranks", "forced_depth"),
-    *("cyclic_fixed_points", "doubling"),
+    *("cyclic_fixed_points", "stages_of_inference", "doubling"),
     *("state_regimes", "path_independence", "huginn_lenses", "query_handoff", "albert_orbits"),
     *("failed_puzzles", "stable_failures", "one_blank", "locality"),
     *("train_trm_small", "trained_reasoners", "trained_reasoners_page"),
