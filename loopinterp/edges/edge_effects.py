@@ -66,8 +66,8 @@ class Integral:
         n_slopes: Slopes along the path that chose their places (adaptive rule).
         gap: Absolute difference of the mean over examples, as a share of the change.
         largest_gap: The same of the worst example.
-        estimated: The errors of all parts of the path, added up: at least the gap; NaN of the
-            midpoint rule.
+        estimated: The errors of all parts of the path, added up: at least the gap, up to rounding;
+            NaN of the midpoint rule.
     """
 
     n_gradients: int

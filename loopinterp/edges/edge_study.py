@@ -179,11 +179,12 @@ def edge_study(
         split: Whether queries, keys and values are separate receivers.
         stream_norms: Of an adapted model: whether edges lead through norms of the stream
             (``edges``), or end and begin at them (``nodes``; far fewer edges).
-        n_steps: Points of each path, 10 by default; at most so many of the adaptive rule (3000).
+        n_steps: Points of each path, 10 by default; at most so many of the adaptive rule (3000),
+            which takes 3 or more.
         rule: Points at the middles of equal parts (``midpoint``), or denser where the metric
             changes fast (``adaptive``). ``result.integrals`` has the gap.
         tolerance: Of the adaptive rule: the errors of the parts of a path, added up, as a share of
-            the change. The gap is no larger, if ``n_steps`` suffices.
+            the change. The gap is no larger, if ``n_steps`` and the model's precision suffice.
         unrolled_exact: Whether to run each edge of the unrolled graph too (many runs).
         rank_by: By mean absolute effect over examples (``size``), or by the absolute mean
             (``effect``), as published.

@@ -65,7 +65,7 @@ def adaptive_nodes(
 
     The error of a panel is the difference between its integral and the change of the value from its
     start to its end. Each example halves its worst panel, until the mean over examples of the
-    summed errors is at most ``tolerance``, or there are ``most`` points.
+    summed errors is at most ``tolerance``, there are ``most`` points, or no panel can be halved.
 
     Args:
         value: The function [batch] at the points [batch] of all examples.
@@ -75,6 +75,7 @@ def adaptive_nodes(
     x, w = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(_ORDER))
     x, w = (x + 1) / 2, w / 2
     row, n_slopes = torch.arange(n_examples), 0
+    most = min(most, int(_ORDER / narrowest))  # in half precision all panels can be the narrowest
 
     def error_of(ends: Tensor) -> Float[Tensor, " batch"]:
         nonlocal n_slopes

@@ -255,3 +255,18 @@ def test_adaptive_nodes_find_peaks_wherever_they_are(centre: float, width: float
     assert nodes.error.mean() <= 1e-4
     assert abs(float(total[0]) - (ends[1] - ends[0])) <= float(nodes.error[0]) + 1e-9
     assert float(total[1]) == pytest.approx(1)
+
+
+def test_adaptive_nodes_end_where_all_panels_are_the_narrowest() -> None:
+    """A step has no slope, so that its error stays; half precision has few points."""
+
+    def value(points: Tensor) -> Tensor:
+        return (points > torch.tensor([0.3, 0.9])).double()
+
+    nodes = adaptive_nodes(value, torch.zeros_like, 2, tolerance=0.01, most=3000, narrowest=2.0**-4)
+    assert nodes.points.shape == (3 * 2**4, 2)
+    assert nodes.error.tolist() == [1, 1]
+    torch.testing.assert_close(
+        nodes.weights.unflatten(0, (-1, 3)).sum(1),
+        torch.full((16, 2), 2.0**-4, dtype=torch.float64),
+    )
