@@ -399,17 +399,18 @@ def demo(
         ("analyze_run", {"studies": ["explorer", "convergence", "decompilation"], **quiet}),
         ("analyze_run", {"studies": ["programs"], "length": 2 * cutoff, **quiet}),
     ]
-    of_known: list[_Call] = [("analyze_run", {"studies": ["ground-truth"], **quiet})]
+    # These need no other result of the run, and no other needs theirs.
+    apart = ["ground-truth", "decompilation"]
+    of_run: list[_Call] = [("analyze_run", {"studies": apart, **quiet})]
     with cpu_threads(config.threads):
         with (
             _second_process(finite, of_finite, stages, "finite-state"),
             stages.stage("train", f"{config.steps} steps on {config.task}"),
         ):
             run = train_run(config, out, progress=progress)
-        # The tools on known circuits need no result of this run's.
-        with _second_process(run.folder, of_known, stages, "ground-truth"):
+        with _second_process(run.folder, of_run, stages, ", ".join(apart)):
             evaluate_run(run.folder, **samples)
-            analyze_run(run.folder, exclude=["ground-truth"], **shared)
+            analyze_run(run.folder, exclude=apart, **shared)
     # The command that gives this run again.
     flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]
