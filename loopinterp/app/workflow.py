@@ -400,17 +400,17 @@ def demo(
         ("analyze_run", {"studies": ["programs"], "length": 2 * cutoff, **quiet}),
     ]
     # These need no other result of the run, and no other needs theirs.
-    apart = ["ground-truth", "decompilation"]
-    of_run: list[_Call] = [("analyze_run", {"studies": apart, **quiet})]
+    independent = ["ground-truth", "decompilation"]
+    of_run: list[_Call] = [("analyze_run", {"studies": independent, **quiet})]
     with cpu_threads(config.threads):
         with (
             _second_process(finite, of_finite, stages, "finite-state"),
             stages.stage("train", f"{config.steps} steps on {config.task}"),
         ):
             run = train_run(config, out, progress=progress)
-        with _second_process(run.folder, of_run, stages, ", ".join(apart)):
+        with _second_process(run.folder, of_run, stages, ", ".join(independent)):
             evaluate_run(run.folder, **samples)
-            analyze_run(run.folder, exclude=apart, **shared)
+            analyze_run(run.folder, exclude=independent, **shared)
     # The command that gives this run again.
     flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]
