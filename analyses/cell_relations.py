@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analyses.reasoner_models import Row, Who, ends
+from analyses.papers.claims import within
+from analyses.reasoner_models import Row, Who
 from loopinterp.core.intervals import mean_estimate
 from loopinterp.dynamics import jvp
 from loopinterp.tasks.maze import WAYS
@@ -58,7 +59,7 @@ def shares(who: Who, weight: Tensor, inputs: Tensor, **where: Any) -> Iterator[R
         count = mask.sum((1, 2))
         some = count > 0
         mean = (weight * mask).sum((1, 2))[some] / count[some] / even[some]
-        yield {**who, **where, "relation": name, **ends("times", mean_estimate(mean))}
+        yield {**who, **where, "relation": name, **within("times", mean_estimate(mean))}
 
 
 @torch.no_grad()

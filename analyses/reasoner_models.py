@@ -60,11 +60,6 @@ def answered(model: Any, batch: Batch, n_loops: int = LOOPS) -> Tensor:
     return torch.cat(rights)
 
 
-def ends(name: str, estimate: Any) -> dict[str, float]:
-    """Columns of a value with its interval."""
-    return dict(zip((name, f"{name}_low", f"{name}_high"), map(float, estimate)))
-
-
 def chosen(who: Who, model: Any, n: int, most: int) -> tuple[Batch, int]:
     """Puzzles wrong after the last loop, then as many right ones; how many are wrong."""
     batch = fresh(who["task"], n, seed=2 * 10**6)

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from analyses.cell_relations import shares
+from analyses.papers.claims import within
 from analyses.reasoner_models import (
     LOOPS,
     Row,
     Who,
-    ends,
     is_looped,
     is_trained,
     measure_part,
@@ -51,8 +51,8 @@ def depth(who: Who, model: Any, n: int) -> Iterator[Row]:
         exact, cells = (found[x].sel(loop=loop).values for x in ("exact", "accuracy"))
         yield {
             **who, "loop": loop, "n": n,
-            **ends("exact", wilson_estimate(exact.sum(), n)),
-            **ends("cells", mean_estimate(cells)),
+            **within("exact", wilson_estimate(exact.sum(), n)),
+            **within("cells", mean_estimate(cells)),
         }  # fmt: skip
 
 

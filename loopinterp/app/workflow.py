@@ -22,7 +22,7 @@ from loopinterp.app.runs import DEMO_RECIPE, configure, train_run
 from loopinterp.app.session import Session, keep_in_memory, open_run
 from loopinterp.app.study import spell_skip
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import InputError, check_choice, spell_error
 from loopinterp.core.progress import Stages
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import record_how_it_was_made
@@ -288,9 +288,7 @@ def analyze_run(
         except Exception as error:  # whatever it is, the other studies can do without this one
             if studies or isinstance(error, OSError):  # asked for, or of the folder
                 raise
-            message = str(error) or "without a message"
-            known = isinstance(error, InputError)
-            done.failed[study.name] = message if known else f"{type(error).__name__}: {message}"
+            done.failed[study.name] = spell_error(error)
             stages.skip(study.name, f"it failed ({done.failed[study.name]})")
     return done
 

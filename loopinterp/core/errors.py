@@ -144,6 +144,13 @@ def shown_value(value: Any) -> str:
         return f"a {type(value).__name__} too long to be written"
 
 
+def spell_error(error: Exception) -> str:
+    """The message of an error; of one that is not ours, after its type."""
+    if isinstance(error, InputError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error) or 'without a message'}"
+
+
 def _inside(value: Any, least: float | None, most: float | None) -> bool:
     return bool((least is None or value >= least) and (most is None or value <= most))
 

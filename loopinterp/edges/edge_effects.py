@@ -39,7 +39,7 @@ from loopinterp.models.taps import recording_gradients
 from loopinterp.models.transformer import LoopedTransformer
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Shaped
     from torch import Tensor
 
     from loopinterp.edges.path_quadrature import Nodes
@@ -139,8 +139,11 @@ class EdgeEffects:
         return adaptive_nodes(value, slope, n_examples, narrowest=narrowest, **limits)
 
     @torch.no_grad()
-    def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
-        logits, _ = self._runs(edges.to(self.source), self.source)
+    def replaced(
+        self, weights: Shaped[Tensor, "sender receiver *batch"]
+    ) -> Float[Tensor, " batch"]:
+        """The effect where receivers see the source's values, with weights from 0 to 1."""
+        logits, _ = self._runs(weights.to(self.source), self.source)
         return self._effect(logits)
 
     def _effect(self, logits: Tensor) -> Float[Tensor, " batch"]:
@@ -192,11 +195,8 @@ class EdgeEffects:
         def at_edges(points: Tensor) -> Tensor:
             return self._gradient(points, self.source)
 
-        @torch.no_grad()
         def effect_at_edges(points: Tensor) -> Tensor:
-            weights = points.to(self.source).expand(*edges.shape, -1)
-            logits, _ = self._runs(weights, self.source)
-            return self._effect(logits).double()
+            return self.replaced(points.expand(*edges.shape, -1)).double()
 
         def along(
             gradient: Callable[[Tensor], Tensor],

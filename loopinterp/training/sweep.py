@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.errors import CheckpointError, InputError, spell_error
 from loopinterp.core.progress import showing, track
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import Owner, record_training
@@ -257,8 +257,6 @@ def run_cell(cell: SweepCell) -> str | None:
             path = run.folder / RESULT
             result = replace(result, provenance=provenance)
             result.save(path.parent, path.name.removesuffix(SUFFIX))
-    except InputError as error:
-        return str(error)
     except Exception as error:  # whatever it is, the other cells can do without this one
-        return f"{type(error).__name__}: {str(error) or 'without a message'}"
+        return spell_error(error)
     return None
