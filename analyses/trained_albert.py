@@ -5,6 +5,7 @@
     python -m analyses.trained_albert parts                # sites, and states with heads ablated
     python -m analyses.trained_albert shifts                # does a perturbation shift the phase?
     python -m analyses.trained_albert probes               # phoneme identity at each loop
+    python -m analyses.trained_albert export               # beside onnxruntime on the export
     python -m analyses.trained_albert page                 # the tables of the page, from the files
 
 Needs the extra ``kokoro``. Each part writes analyses/results/albert_PART.csv. The sentences, of ten
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.adapters import adapt, load_published, phoneme_tokens
+from loopinterp.adapters import adapt, kokoro, load_published, phoneme_tokens
 from loopinterp.dynamics import Rotation, find_rotation, lag_distance, relative_residual, run_loops
 from loopinterp.figures import Series, line_figure
 from loopinterp.models import bind
@@ -152,6 +153,29 @@ def probes(every: int) -> pd.DataFrame:
     )
 
 
+def export(every: int) -> pd.DataFrame:
+    """Largest relative difference from the states of onnxruntime, over three texts, by loop."""
+    from tests.adapters import test_kokoro as exported
+
+    model, graph = load_published(kokoro.NAME), kokoro.read_export()
+    rows = []
+    for arithmetic, nodes in (("float", exported.in_float(graph)), ("8 bits", list(graph.node))):
+        session = exported.session_of(graph, nodes)
+        tokens = {text: phoneme_tokens(text) for text in exported.TEXTS}
+        runs = {text: exported.run_of(session, each) for text, each in tokens.items()}
+        whole = []
+        for text, states in runs.items():
+            gap = model(tokens[text], return_type="states")[1:, 0] - states[1:]  # [loop, pos, …]
+            whole.append(gap.norm(dim=(1, 2)) / states[1:].norm(dim=(1, 2)))
+        measured = {"all loops so far": torch.stack(whole)}
+        measured["this loop"] = exported.loops_apart(model, runs)
+        for of, errors in measured.items():
+            largest = [f"{x:.0e}" if x < 1e-3 else f"{x:.1%}" for x in errors.amax(0).tolist()]
+            loops = {f"loop {t}": x for t, x in enumerate(largest, 1)}
+            rows.append({"export in": arithmetic, "difference of": of, **loops})
+    return pd.DataFrame(rows)
+
+
 def swing(states: Tensor) -> float:
     """How far states move about their mean, against their size."""
     return float((states - states.mean(0)).norm() / states.norm())
@@ -208,6 +232,11 @@ def table_of_probes(found: pd.DataFrame) -> str:
     return table(["phoneme", *names, "embedding", "shuffled weights", "majority"], rows)
 
 
+def table_of_export(found: pd.DataFrame) -> str:
+    """The rows as they are."""
+    return table([*found.columns], found.astype(str).values.tolist())
+
+
 def tables() -> dict[str, str]:
     """The tables of docs/results/trained-albert.md, from the files."""
     return {
@@ -252,8 +281,10 @@ TABLES = {
     "parts": table_of_parts,
     "shifts": table_of_shifts,
     "probes": table_of_probes,
+    "export": table_of_export,
 }
-PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "shifts": shifts, "probes": probes}
+PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "shifts": shifts, "probes": probes,
+         "export": export}  # fmt: skip
 
 if __name__ == "__main__":
     main()

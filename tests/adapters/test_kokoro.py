@@ -41,7 +41,7 @@ def graph() -> Any:
     return kokoro.read_export()
 
 
-def _ends(graph: Any, nodes: list[Any], initializers: list[Any]) -> Any:
+def session_of(graph: Any, nodes: list[Any]) -> Any:
     """A session of the nodes that the 13 states need."""
     import onnx
     import onnxruntime
@@ -63,7 +63,7 @@ def _ends(graph: Any, nodes: list[Any], initializers: list[Any]) -> Any:
         "states",
         [x for x in graph.input if x.name == "tokens"],
         outputs,
-        [x for x in initializers if x.name in read],
+        [x for x in graph.initializer if x.name in read],
     )
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
     built = onnx.helper.make_model(small, opset_imports=opsets, ir_version=9)
@@ -76,13 +76,13 @@ def _ends(graph: Any, nodes: list[Any], initializers: list[Any]) -> Any:
     )
 
 
-def _run(session: Any, tokens: Tensor) -> Tensor:
+def run_of(session: Any, tokens: Tensor) -> Tensor:
     """The states of one text, [loop, pos, feature]."""
     states = session.run(STATES, {"tokens": tokens.numpy()})
     return torch.from_numpy(np.concatenate(states))
 
 
-def _in_float(graph: Any) -> list[Any]:
+def in_float(graph: Any) -> list[Any]:
     """The nodes, with onnxruntime's own float weights in products of floats instead of int8.
 
     ``DynamicQuantizeLinear``, ``MatMulInteger`` and their scales become ``DequantizeLinear`` of
@@ -124,7 +124,7 @@ def _rounded(module: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
     return ((((x / step).round() + zero).clamp(0, 255) - zero) * step,)
 
 
-def _loops_apart(model: PublishedModel, runs: dict[str, Tensor]) -> Tensor:
+def loops_apart(model: PublishedModel, runs: dict[str, Tensor]) -> Tensor:
     """Relative difference of each loop from the export's own state before it, ``[text, loop]``."""
     errors = []
     for text, states in runs.items():
@@ -136,11 +136,11 @@ def _loops_apart(model: PublishedModel, runs: dict[str, Tensor]) -> Tensor:
 
 @needs_packages
 @torch.no_grad()
-def test_states_are_those_of_the_export_in_float(model: PublishedModel, graph: Any) -> None:
-    session = _ends(graph, _in_float(graph), list(graph.initializer))
+def test_states_are_those_of_the_exportin_float(model: PublishedModel, graph: Any) -> None:
+    session = session_of(graph, in_float(graph))
     for text in TEXTS:
         tokens = phoneme_tokens(text)
-        expected = _run(session, tokens)
+        expected = run_of(session, tokens)
         gap = model(tokens, return_type="states")[:, 0] - expected
         relative = gap.norm(dim=(1, 2)) / expected.norm(dim=(1, 2))
         assert relative.max() < 1e-5, relative.tolist()
@@ -152,9 +152,9 @@ def test_states_are_those_of_the_export_in_float(model: PublishedModel, graph: A
 def test_a_loop_is_that_of_the_export_up_to_its_rounded_activations(
     model: PublishedModel, graph: Any
 ) -> None:
-    session = _ends(graph, list(graph.node), list(graph.initializer))
-    runs = {text: _run(session, phoneme_tokens(text)) for text in TEXTS}
-    apart = _loops_apart(model, runs)
+    session = session_of(graph, list(graph.node))
+    runs = {text: run_of(session, phoneme_tokens(text)) for text in TEXTS}
+    apart = loops_apart(model, runs)
     assert apart.min() > 0.02 and apart.max() < 0.08, apart.tolist()
     for text, states in runs.items():  # and over twelve loops
         last = model(phoneme_tokens(text), return_type="state")[0]
@@ -165,7 +165,7 @@ def test_a_loop_is_that_of_the_export_up_to_its_rounded_activations(
         if isinstance(module, torch.nn.Linear)
     ]
     try:
-        apart = _loops_apart(model, runs)
+        apart = loops_apart(model, runs)
     finally:
         for handle in handles:
             handle.remove()
