@@ -96,7 +96,7 @@ def need_whole_layers(model: nn.Module, *, devices: bool, offload: bool) -> None
         # A layer adds what its parts return to one stream, so it needs a device of its own.
         if not isinstance(module, nn.ModuleList):
             continue
-        for k, layer in enumerate(module):
+        for k, layer in module.named_children():  # without places that hold None
             inside = {execution_device(part) for part in layer.modules()} - {None}
             if len(inside) > 1:
                 expected, got = "each layer on one device", ", ".join(sorted(map(str, inside)))

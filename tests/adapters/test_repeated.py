@@ -437,6 +437,14 @@ def test_modules_have_their_own_paths() -> None:
         )
 
 
+def test_a_list_may_have_places_without_a_module() -> None:
+    """As in x-transformers, whose lists of norms hold None."""
+    net = PreNorm().eval()
+    net.norms = nn.ModuleList([None, nn.LayerNorm(WIDTH)])  # type: ignore[list-item]
+    tokens = torch.randint(VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
+    assert close(adapt(net, repeat="layers", inputs=tokens)(tokens), net(tokens))
+
+
 def test_a_list_of_one_module_is_one_layer() -> None:
     class Listed(Looped):
         def __init__(self) -> None:
