@@ -290,7 +290,7 @@ class _StatePlane:
                 "corners",
                 expected="two states that span a plane with the limit of the example",
                 given=f"{' and '.join(map(repr, corners))}, which are on a line with it",
-                fix='Pass corners=("noise 1", "noise 2"), for instance.',
+                fix='Pass corners=("noise 1", "noise 2"), or states by name if the limit is 0.',
             )
         axes = torch.stack([along, across / across.norm()])  # orthonormal, [axis, pos, d_model]
         places = einsum(torch.stack([first, second]), axes, "corner p d, k p d -> corner k")

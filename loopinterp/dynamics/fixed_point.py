@@ -88,7 +88,8 @@ def find_fixed_point(
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol`` :math:`\|f(x)\|` +
             ``atol``, and of returns to a cycle.
         solver: A name of :func:`list_solvers`, or a :class:`Solver`.
-        patience: Steps without progress that end the search.
+        patience: Steps without progress that end the search: no smaller residual, and no return to
+            an earlier state. Longer periods than about a third of it need a greater one.
         divergence: Growth of the norm that counts as divergence.
 
     Source: arXiv 2604.15259.
@@ -194,10 +195,10 @@ class _CycleWatch:
     r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
 
     Iterates are compared with an anchor, which moves at steps 1, 2, 4, 8, ... The first lag at
-    which one is back within the tolerance is the candidate period. Slow spirals and drifts also
-    return, but their distance :math:`e_m` to the anchor after :math:`m` turns grows
-    (:math:`e_4 = 2 e_2`). A candidate of extent :math:`A` above rounding :math:`\epsilon` is a
-    cycle if
+    which one is back within the tolerance is the candidate period; the next anchor tries it again.
+    Slow spirals and drifts also return, but their distance :math:`e_m` to the anchor after
+    :math:`m` turns grows (:math:`e_4 = 2 e_2`). A candidate of extent :math:`A` above rounding
+    :math:`\epsilon` is a cycle if
 
     - all future misses sum to less than a tenth of the extent:
       :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
@@ -213,13 +214,13 @@ class _CycleWatch:
         # In low precision all slow motion is rounded away, so that a wide return counts.
         self.least_extent = min(1000 * self.noise, 0.1)
         self.n_steps = 0
+        # Of each example: the candidate period (0: none), [batch]
+        self.period = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
         self._move_anchor(x0)
 
     def _move_anchor(self, x: Tensor) -> None:
         self.anchor, self.moved_at, self.anchor_norm = x, self.n_steps, distance(x)
-        # Of each example: candidate (0: none), largest distance, distance after two turns, and
-        # the largest at a return, [batch]
-        self.period = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        # Of each example: largest distance, distance after two turns, and the largest at a return
         self.extent, self.second, self.worst = (torch.zeros_like(self.anchor_norm) for _ in "123")
 
     @property
@@ -231,11 +232,12 @@ class _CycleWatch:
         self.n_steps += 1
         lag = self.n_steps - self.moved_at
         miss = distance(x, self.anchor)  # [batch]
-        self.extent = torch.where(self.checking, self.extent, torch.maximum(self.extent, miss))
+        first_turn = ~self.checking | (lag < self.period)
+        self.extent = torch.where(first_turn, torch.maximum(self.extent, miss), self.extent)
         scale = torch.maximum(self.anchor_norm, self.extent)
         near = miss <= self.tol * scale + self.atol
         if lag > 1:  # after one step it would be a fixed point
-            self.period = torch.where(near & ~self.checking, lag, self.period)
+            self.period = torch.where(near & first_turn, lag, self.period)
         period = self.period.clamp(min=1)
         # Full turns since the anchor, at multiples of the period, else 0, [batch]
         turns = torch.where(self.checking & (lag % period == 0), lag // period, 0)

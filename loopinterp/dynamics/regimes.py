@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -15,6 +15,7 @@ from loopinterp.core.settings import Settings, settings
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import NOISE, check_states
 from loopinterp.models.precision import is_coarse, rounding_of
+from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -107,8 +108,8 @@ def classify_regimes(
         >>> Regime(regimes.regime.item()).label, regimes.period.item()
         ('orbit', 6.0)
     """
-    criteria = criteria or RegimeCriteria()
-    late, finite = _late_states(states, criteria.window)
+    criteria = RegimeCriteria() if criteria is None else criteria
+    late, finite = _late_states(states, criteria, RegimeCriteria)
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)  # [loop, trajectory]
     loops = torch.arange(len(update), dtype=update.dtype, device=update.device)
     slope, fit = _fit_line(loops, _logarithm(update))
@@ -211,8 +212,8 @@ def classify_settling(
         >>> [SettlingClass(code).label for code in classify_settling(states).settling.tolist()]
         ['settling', 'marginal', 'drifting']
     """
-    criteria = criteria or SettlingCriteria()
-    late, finite = _late_states(states, criteria.window)
+    criteria = SettlingCriteria() if criteria is None else criteria
+    late, finite = _late_states(states, criteria, SettlingCriteria)
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
     coarse = is_coarse(states.dtype)
     rounding = criteria.rounding * torch.finfo(states.dtype).eps
@@ -248,10 +249,12 @@ def classify_settling(
     return SettlingClasses(code.reshape(lead), rate, exponent)
 
 
-def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+def _late_states(states: Tensor, criteria: Any, kind: type[Settings]) -> tuple[Tensor, Tensor]:
     """The last ``window + 1`` states, scaled to 1, in float64; which are finite."""
+    name, given = kind.__name__, type(criteria).__name__
+    need(isinstance(criteria, kind), "criteria", f"a {name}", given, f"Pass criteria={name}(…).")
     check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
-    window = window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
+    window = criteria.window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
     check_integer("window", window, most=len(states) - 1, fix=fix)
     late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])

@@ -85,7 +85,7 @@ class SolverState:
     Attributes:
         x, fx: The iterate of each example, and the map there.
         gap, size: Norms of ``fx - x`` and of ``fx``.
-        best, since_best: Smallest relative residual, and steps since it last fell by one percent.
+        best, since_best: Smallest :attr:`scaled_gap`, and steps since it last fell by one percent.
         done: Examples that have ended; a solver need not move them.
     """
 
@@ -104,6 +104,11 @@ class SolverState:
     @property
     def residual(self) -> Float[Tensor, " batch"]:
         return share_of_size(self.gap, self.size).to(_at_least_single(self.x).dtype)
+
+    @property
+    def scaled_gap(self) -> Float[Tensor, " batch"]:
+        """The residual; over the norm of x0, if greater, so that it falls on the way to 0."""
+        return share_of_size(self.gap, torch.maximum(self.size, self.start_norm))
 
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
         """This state, with some examples as in ``old``."""
@@ -136,21 +141,19 @@ def start(f: _Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solve
     fx = f(x0)
     gap, size = distance(fx, x0), distance(fx)
     zeros = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
-    best, done = share_of_size(gap, size), zeros.bool()
-    return SolverState(x0, fx, gap, size, distance(x0), zeros + 1, best, zeros, done, memory=memory)
+    state = SolverState(
+        x0, fx, gap, size, distance(x0), zeros + 1, gap, zeros, zeros.bool(), memory=memory
+    )
+    return replace(state, best=state.scaled_gap)
 
 
 def advance(f: _Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
     fx = f(x)
-    gap, size = distance(fx, x), distance(fx)
-    residual = share_of_size(gap, size)
-    better = residual < 0.99 * state.best
-    best = torch.where(better, residual, state.best)
-    since_best = torch.where(better, 0, state.since_best + 1)
     counts = {"evaluations": state.evaluations + 1, "n_steps": state.n_steps + 1}
-    return replace(
-        state, x=x, fx=fx, gap=gap, size=size, best=best, since_best=since_best, **counts
-    )
+    new = replace(state, x=x, fx=fx, gap=distance(fx, x), size=distance(fx), **counts)
+    better = new.scaled_gap < 0.99 * state.best
+    best = torch.where(better, new.scaled_gap, state.best)
+    return replace(new, best=best, since_best=torch.where(better, 0, state.since_best + 1))
 
 
 def distance(
@@ -222,7 +225,7 @@ class SecantSolver(Settings, Solver):
         x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain).to(state.x)
         new = advance(f, state, x)
         # Zero clears the memory of a restarted example
-        keep = (~(new.residual > self.restart * new.best)).to(g)[:, None, None]
+        keep = (~(new.scaled_gap > self.restart * new.best)).to(g)[:, None, None]
         after = _at_least_single(x)
         dx = _push(dx, after - before)[:, : self.window] * keep
         dg = _push(dg, (_at_least_single(new.fx) - after) - g)[:, : self.window] * keep

@@ -223,8 +223,8 @@ def given_pairs(
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
     chosen = resolve_index(loops, n_loops, "loop")[0]
-    expected, got = f"at least one of the loops 0 to {n_loops - 1}", f"{loops!r}, which holds none"
-    need(chosen, "loops", expected, got, "Leave loops out to patch all of them.")
+    expected, fix = f"some of the loops 0 to {n_loops - 1}, each once", "Leave loops out for all."
+    need(0 < len(set(chosen)) == len(chosen), "loops", expected, repr(loops), fix)
     return chosen
 
 

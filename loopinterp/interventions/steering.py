@@ -243,6 +243,8 @@ def steering_sweep(
         [0.0, 0.0, 0.0]
     """
     need_hooks(model)
+    fits, fix = len({*strengths}) == len(strengths), "Leave one of the equal ones out."
+    need(fits, "strengths", "strengths that differ", f"{list(strengths)}", fix)
     direction = _check_direction(_as_direction(direction))
     inputs, scored, n_loops = scored_examples(model, data, n_loops, n, batch_size, seed)
     place = hook_place(model, component, n_loops, loops=loops, layer=layer)

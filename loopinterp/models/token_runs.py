@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models.addresses import Address
 from loopinterp.models.cache import LoopedCache
-from loopinterp.models.iteration import bind
+from loopinterp.models.iteration import Iteration, bind
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import declared
 from loopinterp.models.run import HookedRun
@@ -156,14 +157,18 @@ class RecomputedRun:
         """Logits at position ``last`` of each example, of ``seen`` in all."""
         # [batch, pos, d_vocab_out], read at the last known position of each example.
         if self.stops is not None:
-            return self._run_by_rule(self.tokens[:, :seen], last, self.stops)[self.rows, last]
+            return self._run_by_rule(self.tokens[:, :seen], last, self.stops, taps)[self.rows, last]
         return self._run(self.tokens[:, :seen], taps)[self.rows, last]
 
-    def _run_by_rule(self, inputs: Tensor, last: Tensor, stops: TokenStops) -> Tensor:
-        if isinstance(self.model, HookedRun):
-            bound = self.model.bind(inputs, position_offset=self.offset)
+    def _run_by_rule(self, inputs: Tensor, last: Tensor, stops: TokenStops, taps: Taps) -> Tensor:
+        if isinstance(model := self.model, HookedRun):  # with the hooks that are on
+            e, context = model._enter(inputs, self.offset, taps)
+            advance = partial(model.run_loop, taps=taps)
+            bound = Iteration(e, model.initial_state(e), advance, model.readout, context, True)
+            readout = partial(model.run_readout, taps=taps)
         else:
-            bound = bind(self.model, inputs)
+            bound = bind(model, inputs)
+            readout = bound.readout
         h = read = bound.h0
         at = self.rows, last
         ends = torch.full(inputs.shape, self.n_loops, device=inputs.device)  # [batch, pos]
@@ -176,7 +181,7 @@ class RecomputedRun:
             stops.see(h[at][:, None])
         read = read.clone()
         read[at] = stops.finish()[:, 0]
-        return bound.readout(read)
+        return readout(read)
 
     def _run(self, inputs: Tensor, taps: Taps) -> Tensor:
         if isinstance(self.model, HookedRun):

@@ -317,6 +317,8 @@ def context_types(
     Contexts that reach before the first position count as their own kinds.
     """
     n_places = inputs.shape[:2].numel()
+    need(n_places, "inputs", "an example and a position or more", inputs, "Pass some tokens.")
+    check_integer("width", width, least=1)
     codes = torch.unique(inputs.reshape(n_places, -1), dim=0, return_inverse=True)[1]
     padded = torch.nn.functional.pad(codes.reshape(inputs.shape[:2]), (width - 1, 0), value=-1)
     windows = padded.unfold(1, width, 1).flatten(0, 1)  # [batch * pos, width]
@@ -341,6 +343,8 @@ def control_labels(
 
     Source: Hewitt and Liang, arXiv 1909.03368.
     """
+    for name, values in (("pool", pool), ("types", types)):
+        need(len(values), name, "one at least", values, "Leave out what has no labels.")
     n_types = int(types.max()) + 1
     drawn = torch.randint(len(pool), (n_draws, n_types), generator=generator)  # of each type
     return pool[drawn.to(pool.device)][:, types]
@@ -351,6 +355,7 @@ def majority_accuracy(
 ) -> Float[Tensor, "*cell"]:
     """Accuracy on ``test`` of the most frequent class of ``train``, without ``IGNORE``."""
     classes = torch.unique(train[train != IGNORE])
+    need(len(classes), "train", "a label other than IGNORE", train, "Leave out what has no labels.")
     count = torch.stack([(train == cls).sum(-1) for cls in classes])  # [class, *cell]
     right = test == classes[count.argmax(0)][..., None]  # [*cell, sample]
     return right.sum(-1).double() / (test != IGNORE).sum(-1)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from loopinterp import training
-from loopinterp.app.runs import train_finite_run
+from loopinterp.app.runs import compile_run, train_finite_run
+from loopinterp.core.errors import InputError
 from loopinterp.core.run_files import MADE
 from loopinterp.training import FiniteStage, Run
 from tests.training.tiny_run import TINY
@@ -32,3 +33,9 @@ def test_a_model_whose_start_was_chosen_is_made_by_all_stages(
     assert [f"{first.folder / 'config.json'}" in note["command"] for note in notes] == [True, True]
     assert ["--drop-bits" in note["command"] for note in notes] == [False, True]
     assert "train" in notes[0]["stages"] and not notes[1]["stages"]
+
+
+def test_a_length_that_no_model_has_room_for_is_named_as_given(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        compile_run("ripple", tmp_path / "long", max_length=100_000)
+    assert error.value.what == "max_length" and "100000" in error.value.given

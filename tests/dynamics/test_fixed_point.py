@@ -90,6 +90,29 @@ def test_patience_waits_for_a_cycle_that_is_being_followed() -> None:
     assert find_fixed_point(turn, start, patience=70, max_iter=80).statuses == [Status.STALLED]
 
 
+@pytest.mark.parametrize("period", [9, 12, 16, 24, 30])
+def test_long_cycles_are_found_within_the_default_patience(period: int) -> None:
+    turn = rotation(2 * torch.pi / period)
+    point = find_fixed_point(lambda x: x @ turn.T, torch.tensor([[1.0, 0.0]]), max_iter=1000)
+    assert point.statuses == [Status.CYCLE] and point.period.item() == period
+
+
+def test_a_cycle_is_followed_past_an_anchor_with_its_shortest_period() -> None:
+    # A twelfth of the circle beside a part that alternates and fades; turns by 4 and 6 steps.
+    twelve, four, six = (rotation(2 * torch.pi / n) for n in (12, 4, 6))
+    for turn in (torch.block_diag(twelve, torch.tensor([[-0.5]])), torch.block_diag(four, six)):
+        start = torch.ones(1, len(turn))
+        point = find_fixed_point(lambda x, turn=turn: x @ turn.T, start, max_iter=1000)
+        assert point.statuses == [Status.CYCLE] and point.period.item() == 12
+
+
+@pytest.mark.parametrize("rate", [0.9, -0.9])
+@pytest.mark.parametrize("solver", list_solvers())
+def test_a_state_that_shrinks_to_zero_converges(rate: float, solver: str) -> None:
+    point = find_fixed_point(lambda x: rate * x, torch.ones(1, 3), max_iter=500, solver=solver)
+    assert point.converged.all() and point.state.norm() < 1e-6
+
+
 def test_saved_codes_keep_their_meaning() -> None:
     codes = {"RUNNING": 0, "CONVERGED": 1, "OUT_OF_BUDGET": 2, "DIVERGED": 3}
     assert {s.name: int(s) for s in Status} == codes | {

@@ -372,3 +372,16 @@ def test_runs_too_short_and_criteria_out_of_range_are_refused_of_falling_updates
     for wrong in ({"fit": 1.0}, {"fall": 0.0}, {"lasting": -1.0}, {"rounding": 0.0}, {"window": 3}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             SettlingCriteria(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("criteria", [5, {"window": 8}, "other"])
+def test_criteria_of_another_kind_are_refused(criteria: object) -> None:
+    states = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    for classify, other in (
+        (classify_regimes, SettlingCriteria()),
+        (classify_settling, RegimeCriteria()),
+    ):
+        with pytest.raises(InputError) as error:
+            classify(states, other if criteria == "other" else criteria)  # pyright: ignore[reportArgumentType]
+        assert error.value.what.startswith("criteria")

@@ -302,3 +302,10 @@ def test_a_mean_difference_is_of_one_activation_and_some_positions() -> None:
         with pytest.raises(InputError) as caught:
             mean_difference(model, x, x, hook=hook, n_loops=2, positions=positions)
         assert caught.value.what == what
+
+
+@pytest.mark.parametrize("twice", [{"strengths": [1.0, 1]}, {"loops": [1, 1]}, {"loops": [1, -4]}])
+def test_a_strength_or_a_loop_named_twice_is_refused(twice: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        steering_sweep(transformer(), tokens(), vector(), n_loops=N_LOOPS, **twice)
+    assert error.value.what == next(iter(twice))

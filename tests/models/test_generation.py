@@ -585,6 +585,19 @@ def test_each_token_is_read_after_loops_of_its_own(name: str, use_cache: bool) -
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("name", ["plain", "zeros, surround, abacus"])
+def test_hooks_change_tokens_read_by_a_rule_as_all_others(name: str, use_cache: bool) -> None:
+    model = decoder(name)
+    options: dict[str, Any] = {"n_loops": 4, "max_new_tokens": 6, "use_cache": use_cache}
+    noise = torch.randn(model.config.d_model, generator=torch.Generator().manual_seed(0))
+    hooks = [(f"loops.{t}.hook_state_post", lambda x, hook: x + 3 * noise) for t in (1, 3)]
+    with model.hooks(hooks, n_loops=4):
+        new, _ = generation.generate_by_rule(model, PROMPTS, [4] * 6, **options)
+    assert torch.equal(new, generate(model, PROMPTS, fwd_hooks=hooks, **options))
+    assert not torch.equal(new, generate(model, PROMPTS, **options))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
 def test_a_rule_stops_each_token_where_it_stops_its_last_position(use_cache: bool) -> None:
     model = decoder("plain")
     rules = [ResidualBelow(0.4), ReadoutKL(0.05), AccelerationBelow(0.3), ConfidenceAbove(0.9)]

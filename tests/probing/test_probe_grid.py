@@ -245,3 +245,20 @@ def test_shuffled_weights_keep_their_values_and_lose_their_places() -> None:
 def test_only_modules_have_weights_to_shuffle() -> None:
     with pytest.raises(InputError, match="random_model="):
         with_random_weights(object(), seed=0)  # type: ignore[type-var]
+
+
+def test_labels_and_inputs_that_are_missing_are_refused() -> None:
+    none, some = torch.zeros(0, dtype=torch.long), torch.tensor([0, 1])
+    generator = torch.Generator().manual_seed(0)
+    for what, call in {
+        "train": lambda: majority_accuracy(none, some),
+        "pool": lambda: control_labels(none, some, generator=generator),
+        "types": lambda: control_labels(some, none, generator=generator),
+        "inputs": lambda: context_types(none.reshape(3, 0)),
+        "width": lambda: context_types(some[None], width=0),
+    }.items():
+        with pytest.raises(InputError) as error:
+            call()
+        assert error.value.what == what
+    with pytest.raises(InputError):  # no label but IGNORE
+        majority_accuracy(torch.full((3,), IGNORE), some)
