@@ -12,14 +12,15 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 PACKAGES = (
     "torch",
@@ -41,13 +42,44 @@ PACKAGES = (
 )
 
 
+class Started:
+    """A process that has been forked; of :class:`subprocess.Popen` what a kernel is managed by."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, pid: int, statuses: IO[bytes]) -> None:
+        self.pid, self._statuses = pid, statuses
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its status, or None while it runs."""
+        if self.returncode is None and select.select([self._statuses], [], [], 0)[0]:
+            self.returncode = int(self._statuses.readline())
+        return self.returncode
+
+    def wait(self) -> int:
+        """Its status, once it has ended."""
+        if self.returncode is None:
+            self.returncode = int(self._statuses.readline())
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class WarmPython:
     """Runs scripts one after another; to be closed."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )  # what it says is read byte by byte, so that none waits where select does not look
 
     def run(
         self,
@@ -64,20 +96,37 @@ class WarmPython:
             env: Its environment; that of the tests by default.
             timeout: Seconds after which it is ended, with status -14.
         """
-        assert self.process.stdin is not None and self.process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
             streams = [Path(folder) / name for name in ("stdout", "stderr")]
-            request = {
-                "arguments": arguments,
-                "cwd": str(cwd or Path.cwd()),
-                "env": dict(os.environ if env is None else env),
-                "streams": [*map(str, streams)],
-                "timeout": timeout,
-            }
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            status = int(self.process.stdout.readline())
+            status = self.start(arguments, streams, cwd=cwd, env=env, timeout=timeout).wait()
             said = [stream.read_text() for stream in streams]
         return subprocess.CompletedProcess(["python", *arguments], status, *said)
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        streams: Sequence[Path | str],
+        *,
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: int = 600,
+        own_group: bool = False,
+    ) -> Started:
+        """Start a script, to be waited for before the next; its output goes into two files.
+
+        ``own_group`` makes it the first of a group of processes, which signals are sent to.
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        request = {
+            "arguments": arguments,
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "streams": [*map(str, streams)],
+            "timeout": timeout,
+            "own_group": own_group,
+        }
+        self.process.stdin.write(f"{json.dumps(request)}\n".encode())
+        return Started(int(self.process.stdout.readline()), self.process.stdout)
 
     def close(self) -> None:
         """End the process that is forked."""
@@ -98,6 +147,9 @@ def _serve() -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             return request
+        if request["own_group"]:
+            os.setpgid(child, child)
+        print(child, flush=True)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
     os._exit(0)

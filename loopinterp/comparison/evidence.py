@@ -46,6 +46,8 @@ Untried = Literal[
 ]
 """A kind of interchange that was not tried; no strategy tries the last two."""
 
+_AT_A_TIME = 2**16  # positions of all pairs whose states are looked for together
+
 
 @dataclass(frozen=True, repr=False)
 class Evidence(ShortRepr):
@@ -263,11 +265,13 @@ def _on_distribution(prediction: Prediction) -> Bool[Tensor, " pair"]:
         equal = [(variables[n][:, pairs.base[rows]] == x).all(-1) for n, x in state.items()]
         return torch.stack(equal).all(0).any(0)
 
-    for start in range(0, len(pairs), 64):  # each compares all loops of a run
-        rows = slice(start, start + 64)
+    # Each compares all loops of a run; some at a time bound memory.
+    at_a_time = max(_AT_A_TIME // pairs.inputs.shape[1], 1)
+    for start in range(0, len(pairs), at_a_time):
+        rows = slice(start, start + at_a_time)
         on_distribution[rows] = in_clean_run(rows, prediction.state(rows))
     if pairs.second is not None:  # then both states must be reached
-        for rows in (pairs.second.made & on_distribution).nonzero().squeeze(1).split(64):
+        for rows in (pairs.second.made & on_distribution).nonzero().squeeze(1).split(at_a_time):
             if len(rows):
                 delay, each = (pairs.second.loop - pairs.loop)[rows], torch.arange(len(rows))
                 later = prediction.after(rows).variables

@@ -264,6 +264,11 @@ class _Reader:
     def runs(self) -> Runs:
         return self._runs(max(self.lengths), self.seed)
 
+    @cached_property
+    def tried(self) -> dict[int, dict[bytes, Tensor]]:
+        """By token, what readings have seen of states' behaviours."""
+        return {token: {} for token in self.runs.tokens}
+
     def _runs(self, n: int, seed: int, *, times: int = 1) -> Runs:
         batch = inputs_of(self.task, (n,), times * self.examples, seed=seed)
         n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
@@ -276,6 +281,8 @@ class _Reader:
             token: TokenValues.of(runs, token, self.contexts, generator, tolerance)
             for token in runs.tokens
         }
+        for token, each in values.items():  # in the same contexts
+            each.tried = self.tried[token]
         experiments = Experiments(runs, values, self.tries, most, generator)
         starts = experiments.starts()
 

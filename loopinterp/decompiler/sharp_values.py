@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from loopinterp.decompiler.interchange_runs import Runs
 
+_REMEMBERED = 2**25
+"""Answers that are remembered for each token, at most: 64 MB."""
+
 
 @dataclass(eq=False)
 class TokenValues:
@@ -39,6 +42,8 @@ class TokenValues:
             contexts.
         behaviours: Behaviour of the first state of each value.
         states: Some states of each value.
+        tried: Behaviours of states by their bytes. A table of few values meets the same states
+            again and again; readings in the same contexts may share them.
     """
 
     runs: Runs
@@ -46,6 +51,7 @@ class TokenValues:
     tolerance: float = 0.0
     behaviours: list[Int[Tensor, "context answer"]] = field(default_factory=list)
     states: list[list[Float[Tensor, " d_model"]]] = field(default_factory=list)
+    tried: dict[bytes, Int[Tensor, "context answer"]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -71,6 +77,19 @@ class TokenValues:
         self, states: Float[Tensor, "state d_model"]
     ) -> Int[Tensor, "state context answer"]:
         """All scored answers in every context, after every loop to the end."""
+        keys = [row.tobytes() for row in states.cpu().contiguous().view(torch.uint8).numpy()]
+        here = {key: self.tried[key] for key in keys if key in self.tried}
+        new = {key: row for row, key in enumerate(keys) if key not in here}
+        if new:
+            here.update(zip(new, self._behaviour(states[list(new.values())])))
+            if len(self.tried) * here[keys[0]].numel() > _REMEMBERED:
+                self.tried.clear()
+            self.tried.update(here)
+        return torch.stack([here[key] for key in keys])
+
+    def _behaviour(
+        self, states: Float[Tensor, "state d_model"]
+    ) -> Int[Tensor, "state context answer"]:
         n_contexts = len(self.contexts)
         rows = torch.arange(n_contexts).repeat(len(states))  # [state * context]
         pairs = self.contexts[rows]

@@ -94,9 +94,8 @@ def _search(
 def _operations(
     op: str, sizes: tuple[int, ...], first: list[int], grown: Tensor, rows: Int[Tensor, " row"]
 ) -> Iterator[_Operation]:
-    for row in rows:
-        within = torch.unravel_index(row, grown.shape[:-1])
-        places = (start + int(k) for start, k in zip(first, within))
+    within = torch.unravel_index(rows, grown.shape[:-1])  # of each part [row]
+    for places in zip(*((start + k).tolist() for start, k in zip(first, within))):
         yield op, tuple(zip(sizes, places))
 
 

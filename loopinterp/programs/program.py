@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from html import escape
 from itertools import islice, product
 from types import MappingProxyType
@@ -193,7 +194,12 @@ class LoopProgram(ShortRepr):
     @property
     def selectors(self) -> dict[str, Select]:
         """The selectors of ``step`` by name."""
-        return selectors(self.step.values())
+        return dict(self._selectors[1])
+
+    @cached_property
+    def _selectors(self) -> tuple[dict[str, Select], dict[str, Select]]:
+        """Those of ``prepare`` and of ``step``, which every run asks for."""
+        return selectors(self.prepare.values()), selectors(self.step.values())
 
     @property
     def expressions(self) -> list[Seq]:
@@ -256,13 +262,13 @@ class LoopProgram(ShortRepr):
             for name, value in state.items():
                 history[name][entry] = value
             outputs[entry] = interpreter.run([self.finish], state)[self.finish]
-        in_prepare = selectors(self.prepare.values())
+        in_prepare, in_step = self._selectors
         return Trace(
             program=self.name,
             start=start_at_loop,
             variables=history,
             outputs=outputs,
-            selectors=LazySelectors(self.selectors, interpreter, history, n_loops - start_at_loop),
+            selectors=LazySelectors(in_step, interpreter, history, n_loops - start_at_loop),
             prepare_selectors=LazySelectors(in_prepare, interpreter, {}),
         )
 

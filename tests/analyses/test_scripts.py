@@ -6,11 +6,12 @@ import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loopinterp.app.runs import compile_run
-from tests.warm_python import WarmPython
+from tests.warm_python import Started, WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {
@@ -194,9 +195,14 @@ def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(p.stem for p in NOTEBOOKS.glob("*.ipynb")))
 def test_a_notebook_runs(
-    name: str, barely_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    barely_trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    warm_python: WarmPython,
 ) -> None:
     import nbformat  # which takes a second
+    from jupyter_client.provisioning import local_provisioner
 
     from analyses import run_notebooks
 
@@ -204,6 +210,12 @@ def test_a_notebook_runs(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("STEPS", "30")  # of the notebook that trains a model
+
+    def warm_kernel(command: list[str], *, cwd: str, env: dict[str, str], **_: Any) -> Started:
+        streams = [tmp_path / "stdout", tmp_path / "stderr"]
+        return warm_python.start(command[1:], streams, cwd=cwd, env=env, own_group=True)
+
+    monkeypatch.setattr(local_provisioner, "launch_kernel", warm_kernel)
     stored = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     notebook = copy.deepcopy(stored)
     if name in DEAR:

@@ -104,23 +104,31 @@ def hostile(values: Collection[str]) -> dict[str, str]:
     return {old: f"{ATTACKS[k % len(ATTACKS)]}{k}" for k, old in enumerate(sorted(values)) if old}
 
 
-def taken(saved: Any, read: Callable[[Any], Any], names: dict[str, str]) -> dict[str, str]:
+def taken(
+    saved: Any, read: Callable[[Any], Any], names: dict[str, str], *, refused: bool = False
+) -> dict[str, str]:
     """Those of the new names with which a JSON value is not refused.
 
     Args:
         saved: The value.
         read: Raises what it likes where a value is refused.
         names: What is tried, all at once; halves of it where that is refused.
+        refused: Whether several names are known to be refused together.
     """
-    try:
-        read(renamed(saved, names))
-    except Exception:
-        items, middle = [*names.items()], len(names) // 2
-        if not middle:
-            return {}
-        halves = (dict(items[:middle]), dict(items[middle:]))
-        return {old: new for half in halves for old, new in taken(saved, read, half).items()}
-    return names
+    if not refused or len(names) == 1:
+        try:
+            read(renamed(saved, names))
+        except Exception:
+            pass
+        else:
+            return names
+    items, middle = [*names.items()], len(names) // 2
+    if not middle:
+        return {}
+    half = dict(items[:middle])
+    first = taken(saved, read, half)
+    # Where all of the first half is taken, it is the second that is refused.
+    return first | taken(saved, read, dict(items[middle:]), refused=first == half)
 
 
 @cache

@@ -47,16 +47,21 @@ def compared(
 
 @pytest.mark.parametrize("mutation", [held_out_of_phase, forgotten_the_second_time])
 @pytest.mark.parametrize(
-    ("name", "variable"),
-    [("ripple", "carry"), ("prefix_xor", "prefix"), ("parity", "parity"), ("copy", "symbol")],
+    ("name", "variable", "lengths"),
+    [
+        ("ripple", "carry", (6, 9)),
+        ("prefix_xor", "prefix", (6, 9)),
+        ("parity", "parity", (6, 9)),
+        ("copy", "symbol", (4, 6)),  # of twice as many positions
+    ],
 )
 def test_what_shows_after_states_of_another_loop_or_a_second_interchange_only(
-    name, variable, mutation
+    name, variable, lengths, mutation
 ):
     program = get_program(name)
     task = get_task(program.task, **program.task_settings)
     generator = torch.Generator().manual_seed(0)
-    data = [task.sample(n, batch_size=512, generator=generator) for n in (6, 9)]
+    data = [task.sample(n, batch_size=512, generator=generator) for n in lengths]
     near_miss = mutation(program, variable)
     model = compile_program(near_miss, max_length=data[1].inputs.shape[1]).model
     found = compare_programs(model, [program, near_miss], data).verdict

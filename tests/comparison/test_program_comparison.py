@@ -88,7 +88,7 @@ def test_a_carry_held_for_a_while_is_neither_a_ripple_nor_a_sticky_one(program):
 
 @pytest.mark.parametrize(
     ("program", "n"),
-    [("parity", 8), ("copy", 6), ("binary_sum", 6), ("prefix_xor", 8), ("multiplication", 3)],
+    [("parity", 8), ("copy", 6), ("binary_sum", 4), ("prefix_xor", 8), ("multiplication", 2)],
 )
 def test_the_programs_of_other_tasks_are_named(program, n):
     chosen = get_program(program)
