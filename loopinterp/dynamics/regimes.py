@@ -251,8 +251,8 @@ def classify_settling(
 
 def _late_states(states: Tensor, criteria: Any, kind: type[Settings]) -> tuple[Tensor, Tensor]:
     """The last ``window + 1`` states, scaled to 1, in float64; which are finite."""
-    name, given = kind.__name__, type(criteria).__name__
-    need(isinstance(criteria, kind), "criteria", f"a {name}", given, f"Pass criteria={name}(…).")
+    expected = f"settings of the kind {kind.__name__}"
+    need(isinstance(criteria, kind), "criteria", expected, repr(criteria), "Pass these, or None.")
     check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
     window = criteria.window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."

@@ -293,13 +293,10 @@ def with_random_weights(model: Model, *, seed: Seed) -> Model:
 
     A probe of the copy reads only input and wiring.
     """
-    if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
-        raise InputError(
-            "model",
-            expected="a torch.nn.Module with weights, to be shuffled",
-            given=type(model).__name__,
-            fix="Pass random_model=, the same model with random weights.",
-        )
+    weights = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
+    expected = "a torch.nn.Module with weights, to be shuffled"
+    fix = "Pass random_model=, the same model with random weights."
+    need(next(weights, None) is not None, "model", expected, model, fix)
     generator = torch.Generator().manual_seed(seed)
     shuffled = copy.deepcopy(model)
     with torch.no_grad():
