@@ -299,6 +299,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "every": {"objective": {"kind": "every", "n_loops": 2, "weights": [1.0, 3.0]}},
     "drawn": {"objective": {"kind": "drawn", "n_loops": 4}},
     "shifted": {"objective": {"loop_scale": 1.5, "extra_loops": 1}},
+    "muon": {"optimiser": {"kind": "muon", "warmup_steps": 4}},
     "by accuracy": {"curriculum": {"max_n": 3, "min_steps": 3}},
     "features": {
         "task_settings": {"format": "features"},

@@ -278,15 +278,21 @@ class CodeConfig(WithConflicts):
 
 @settings
 class OptimiserConfig(Settings):
-    """AdamW and its schedule.
+    """The optimiser and its schedule.
 
     Attributes:
+        kind: ``adamw``, or ``muon`` for the matrices of attention and MLPs beside AdamW for all
+            other weights (:class:`~loopinterp.training.muon.Muon`).
+        lr: Peak learning rate of AdamW.
+        matrix_lr: Peak learning rate of Muon.
         clip: Greatest norm of the gradient; None for no clipping.
         schedule: ``linear`` (down to 0 over the last ``decay`` share of the steps), ``cosine``
             (down to 0 from the end of the curriculum on) or ``constant``.
     """
 
+    kind: Literal["adamw", "muon"] = "adamw"
     lr: PositiveFloat = 1e-3
+    matrix_lr: Annotated[PositiveFloat, OnlyWith("kind", "muon")] = 1e-3
     betas: tuple[_BelowOne, _BelowOne] = (0.9, 0.99)
     eps: NonNegativeFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01

@@ -36,7 +36,7 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
         return trainers[0].advance()
     for trainer in trainers:
         need_unchanged(trainer.model, "seeds that are trained together")
-        trainer.optimiser.zero_grad(set_to_none=True)
+        trainer.zero_grad()
     drawn = [trainer.draw() for trainer in trainers]
     with trainers[0].autocast():
         supervised = []

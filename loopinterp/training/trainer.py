@@ -28,6 +28,7 @@ from loopinterp.training.device import (
     stream,
     with_noise,
 )
+from loopinterp.training.muon import Muon, matrices_of_layers
 from loopinterp.training.objectives import Curriculum, answers_at, ask, learning_rate_factor
 from loopinterp.training.run import reading_counters
 from loopinterp.training.starting_model import starting_model
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from loopinterp.models.iteration import Iteration
-    from loopinterp.training.config import TrainingConfig
+    from loopinterp.training.config import OptimiserConfig, TrainingConfig
     from loopinterp.training.objectives import Questions, Supervised
 
 
@@ -84,6 +86,18 @@ class Drawn:
     ends: Tensor
 
 
+def _optimisers(model: LoopedTransformer, settings: OptimiserConfig) -> list[Optimizer]:
+    """AdamW and, for the matrices of layers, Muon."""
+    matrices = matrices_of_layers(model) if settings.kind == "muon" else {}
+    others = [p for name, p in model.named_parameters() if name not in matrices]
+    options = {"betas": settings.betas, "eps": settings.eps, "fused": True}
+    decay = settings.weight_decay
+    adamw = torch.optim.AdamW(others, settings.lr, weight_decay=decay, **options)
+    if not matrices:
+        return [adamw]
+    return [adamw, Muon(matrices, lr=settings.matrix_lr, weight_decay=decay)]
+
+
 class Trainer(ShortRepr):
     """Makes one optimiser step at a time; :meth:`state` and :meth:`load` save and restore it.
 
@@ -109,11 +123,7 @@ class Trainer(ShortRepr):
         self.model = starting_model(config).to(self.device)
         self.ema = _Ema(self.model, config.ema)
         self.curriculum = Curriculum(config.curriculum)
-        settings = config.optimiser
-        options = {"betas": settings.betas, "eps": settings.eps, "fused": True}
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), settings.lr, weight_decay=settings.weight_decay, **options
-        )
+        self.optimisers = _optimisers(self.model, config.optimiser)
         devices = {"data": "cpu", "objective": "cpu", "noise": self.device, "code": self.device}
         if config.model.state_code is None:
             del devices["code"]
@@ -124,6 +134,10 @@ class Trainer(ShortRepr):
         # Whether some step was not finite, known on the device before it is read.
         self._spoiled = torch.zeros((), dtype=torch.bool, device=self.device)
         self._unread: list[tuple[Tensor, dict[str, Any]]] = []
+
+    def zero_grad(self) -> None:
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
 
     def step(self) -> dict[str, float | int]:
         """Draw a batch, make one step, and return the metrics.
@@ -141,7 +155,7 @@ class Trainer(ShortRepr):
         before writing a checkpoint.
         """
         with recording_gradients():
-            self.optimiser.zero_grad(set_to_none=True)
+            self.zero_grad()
             drawn = self.draw()
             supervised = self._supervise(drawn)
             supervised.loss.backward()
@@ -170,13 +184,12 @@ class Trainer(ShortRepr):
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
         """The step after the backward pass: update and average the weights."""
         config, settings = self.config, self.config.optimiser
-        lr = settings.lr * learning_rate_factor(
+        factor = learning_rate_factor(
             settings,
             step=self.steps_done,
             n_steps=config.steps,
             curriculum_done_at=self.curriculum.done_at,
         )
-        self.optimiser.param_groups[0]["lr"] = lr
         targets = send(drawn.questions.targets[0], self.device)
         with torch.no_grad():
             right = (supervised.logits.argmax(-1) == targets) | (targets == IGNORE)  # [batch, pos]
@@ -192,13 +205,16 @@ class Trainer(ShortRepr):
         metrics = torch.stack([shares[0], norm.float(), shares[1]])
         self._spoiled |= ~metrics[:2].isfinite().all()
         # PyTorch's flag from the scaling of gradients: a step in which it is 1 changes nothing.
-        self.optimiser.found_inf = self._spoiled.float()  # type: ignore[attr-defined]
-        self.optimiser.step()
+        for optimiser, peak in zip(self.optimisers, (settings.lr, settings.matrix_lr)):
+            optimiser.param_groups[0]["lr"] = peak * factor
+            optimiser.found_inf = self._spoiled.float()  # type: ignore[attr-defined]
+            optimiser.step()
         # A finite gradient can still carry a weight beyond what its type holds.
         largest = torch.nn.utils.get_total_norm([*self.model.parameters()], math.inf)
         self._spoiled |= ~largest.isfinite()
         self.ema.update(unless=self._spoiled)
         self.steps_done += 1
+        lr = settings.lr * factor
         known = {"step": self.steps_done, "longest_n": self.curriculum.longest, "lr": lr}
         self._unread.append((torch.cat([metrics, largest.float()[None]]), known))
 
@@ -251,13 +267,13 @@ class Trainer(ShortRepr):
         expected, fix = "steps that are known to be finite", "Call trainer.read() first."
         got = f"{len(self._unread)} that have not been read"
         need(not self._unread, "training state", expected, got, fix)
-        # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
+        # Names as in the checkpoint: weights/, ema/, exp_avg/, exp_avg_sq/, momentum/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
         for name, parameter in self.model.named_parameters():
-            moments = self.optimiser.state[parameter]
-            for moment in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{moment}/{name}"] = moments[moment]
+            for optimiser in self.optimisers:
+                moments = optimiser.state.get(parameter, {})
+                tensors |= {f"{kind}/{name}": x for kind, x in moments.items() if kind != "step"}
         # Random streams go on where they were.
         tensors |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
         scalars = {
@@ -271,8 +287,9 @@ class Trainer(ShortRepr):
     def load(self, tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
         """Restore a :meth:`state`; one of another model or version is a ``CheckpointError``."""
         # AdamW makes its moments at the first step; they are there before it for what is loaded.
-        for parameter in self.model.parameters():
-            self.optimiser.state[parameter] = {
+        adamw = self.optimisers[0]
+        for parameter in adamw.param_groups[0]["params"]:
+            adamw.state[parameter] = {
                 "step": torch.tensor(0.0, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
@@ -287,7 +304,7 @@ class Trainer(ShortRepr):
             self.curriculum.load(scalars["curriculum"])
         for name, tensor in current.items():
             tensor.copy_(tensors[name])
-        for moments in self.optimiser.state.values():
+        for moments in adamw.state.values():
             moments["step"].fill_(self.steps_done)
         for name, generator in self.generators.items():
             generator.set_state(tensors[f"random/{name}"])

@@ -27,7 +27,15 @@ from loopinterp.core.storage import (
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.study_examples import examples_for
 from loopinterp.tasks import get_task, list_tasks
-from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
+from loopinterp.training import (
+    ObjectiveConfig,
+    OptimiserConfig,
+    Run,
+    Trainer,
+    TrainingConfig,
+    evaluate,
+    train,
+)
 from loopinterp.training.run import LoopsByLength, RunError, RunFault
 from tests.refusals import naming
 from tests.tasks.answers import ONE_EACH
@@ -231,6 +239,16 @@ def test_drawn_loops_are_resumed_as_well(
 ) -> None:
     objective = ObjectiveConfig(kind=kind, hold_loops=2 if kind == "step_dependent" else 0)
     config = tiny.replace(objective=objective, steps=12)
+    train(config, tmp_path / "whole", progress=False)
+    train_until(config, tmp_path / "run", 8, monkeypatch)
+    train(config, tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_momentum_of_matrices_is_resumed_as_well(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.replace(optimiser=OptimiserConfig(kind="muon", warmup_steps=4), steps=12)
     train(config, tmp_path / "whole", progress=False)
     train_until(config, tmp_path / "run", 8, monkeypatch)
     train(config, tmp_path / "run", progress=False)
