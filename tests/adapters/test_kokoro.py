@@ -136,7 +136,7 @@ def loops_apart(model: PublishedModel, runs: dict[str, Tensor]) -> Tensor:
 
 @needs_packages
 @torch.no_grad()
-def test_states_are_those_of_the_exportin_float(model: PublishedModel, graph: Any) -> None:
+def test_states_are_those_of_the_export_in_float(model: PublishedModel, graph: Any) -> None:
     session = session_of(graph, in_float(graph))
     for text in TEXTS:
         tokens = phoneme_tokens(text)
