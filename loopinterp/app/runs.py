@@ -18,7 +18,6 @@ from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import CONFIG, Owner, record_how_it_was_made, record_training
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json
-from loopinterp.tasks.task import need
 
 DEMO_RECIPE = "addition"
 
@@ -158,7 +157,7 @@ def compile_run(
         disguises: ``distract``, ``permute``, ``superpose`` or ``rotate``, in order.
         seed: Seed of the disguises.
     """
-    from loopinterp.compiler.validation import MAX_LENGTH
+    from loopinterp.compiler.validation import positions_of
     from loopinterp.training.run import MODEL, given_model_config, need_free_folder
 
     folder = Path(out)
@@ -167,9 +166,7 @@ def compile_run(
     for disguise in disguises:
         check_choice("disguise", disguise, ("distract", "permute", "superpose", "rotate"))
     task = tasks.get_task(chosen.task, **chosen.task_settings)
-    n_positions, most = task.n_positions(max_length), MAX_LENGTH
-    expected, got = f"a length of at most {most} positions", f"{max_length}, of {n_positions}"
-    need(n_positions <= most, "max_length", expected, got, "Pass a smaller one.")
+    n_positions = positions_of(task, max_length)
     compiled = compiler.compile_program(chosen, max_length=n_positions, n_outputs=task.d_vocab_out)
     for disguise in disguises:
         compiled = getattr(compiler, disguise)(compiled, seed=seed)

@@ -150,7 +150,7 @@ def _score(
     share = {}
     for winner in dict.fromkeys(winners):
         result = equivalence(winner, program)
-        share[winner] = 0.0 if result.equivalent else max(result.share, result.natural_share)
+        share[winner] = max(result.share, result.natural_share)
     named = math.nan
     if program.name in list_programs():
         listed = _winners(model, [program, *others], [[program.name, *names]], data, seed)

@@ -261,7 +261,7 @@ def score_program(
         got, fix = type(program).__name__, "Return the program itself."
         raise InputError("program", expected="a LoopProgram or None", given=got, fix=fix)
     result = equivalence(program, known.compiled.program)
-    share = 0.0 if result.equivalent else max(result.share, result.natural_share)
+    share = max(result.share, result.natural_share)
     outcome = "equivalent" if result.equivalent else "false name"
     return pd.DataFrame([{"outcome": outcome, "told_apart": share}])
 

@@ -31,6 +31,7 @@ from loopinterp.programs.interpreter import apply_operation
 from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
+from loopinterp.tasks.task import Task, need
 
 MAX_LENGTH = 512  # longest sequence a model is compiled for: each position has a direction
 MAX_VALUES = 1_024  # most values of one expression: each is a direction of the residual stream
@@ -59,6 +60,14 @@ class ValidatedProgram:
     def where(self, node: Expr) -> str:
         part = next((f" in {part}" for part, x in self.roots.items() if node in postorder(x)), "")
         return f"{node!r}{part} of program {self.program.name}"
+
+
+def positions_of(task: Task, n: int) -> int:
+    """Positions of a task's inputs of length n; refused if no model is compiled for so many."""
+    n_positions = task.n_positions(n)
+    expected, got = f"a length of at most {MAX_LENGTH} positions", f"{n}, of {n_positions}"
+    need(n_positions <= MAX_LENGTH, "max_length", expected, got, "Pass a smaller one.")
+    return n_positions
 
 
 @checked

@@ -200,11 +200,11 @@ def is_local(program: LoopProgram) -> bool:
 
 
 def tabulate_program(
-    program: LoopProgram, pairs: Sequence[tuple[int, int]], *, most_cells: int = 4096
+    program: LoopProgram, pairs: Sequence[tuple[int, int]]
 ) -> tuple[TransitionTable, dict[Cell, tuple[int, ...]]] | None:
     """The table of a local program, with the value of each variable in each cell.
 
-    It has all cells that a run or an interchange can make; None if more than ``most_cells``.
+    It has all cells that a run or an interchange can make; None if more than 4096.
     """
     names = program.variables
 
@@ -236,7 +236,7 @@ def tabulate_program(
         outputs = program.run(tokens, n_loops=0, variables=variables).outputs[0, :, 0]
         return outputs.clamp(min=UNKNOWN).tolist()
 
-    return TransitionTable.reached({p: first(p) for p in pairs}, step, answer, most=most_cells)
+    return TransitionTable.reached({p: first(p) for p in pairs}, step, answer, most=4096)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def value_by_token(values: Mapping[int, int], name: str, words: Mapping[str, Tok
 
 
 def response_times(
-    table: TransitionTable, tokens: Int[Tensor, "batch pos"], *, n_loops: int, most_loops: int = 40
+    table: TransitionTable, tokens: Int[Tensor, "batch pos"], *, n_loops: int
 ) -> pd.DataFrame:
     """Loops until a position's answer follows its left neighbour.
 
@@ -141,7 +141,6 @@ def response_times(
 
     Args:
         tokens: Inputs whose runs define which messages occur after ``n_loops``.
-        most_loops: Loops within which a position must follow.
 
     Returns:
         A row for each ``token`` and change of its answer from ``before`` to ``after``: the
@@ -174,7 +173,7 @@ def response_times(
         ways = sum(messages.becomes.get((cell, m)) == cell[1] for m in at_rest)
         for new in at_rest if ways else ():
             value, answers = cell[1], [table.answer_of[cell]]  # after 0, 1, … loops
-            for _ in range(most_loops):
+            for _ in range(40):  # loops within which it must follow
                 value = messages.becomes.get(((cell[0], value), new))
                 if value is None:
                     break

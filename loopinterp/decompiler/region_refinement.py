@@ -201,8 +201,9 @@ class _Stage:
         return _mean_score(self.predictions)
 
 
-def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> list[_Stage]:
+def _further(stage: _Stage, most_values: int) -> list[_Stage]:
     """The best next stage, or the next two if no single cut helps; none if neither does."""
+    least_gain = 0.003
     tried = [(kind, stage.after(cut)) for kind, cut in _cuts(stage, 6, most_values)]
     tried.sort(key=lambda each: -each[1].score)
     if not tried:

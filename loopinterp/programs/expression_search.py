@@ -36,14 +36,12 @@ def shortest_expression(
     atoms: Sequence[Atom],
     *,
     largest: int = 8,
-    most: int = 2000,
 ) -> Seq | None:
     """An expression of fewest atoms and operations with the target's value in every case, or None.
 
     Args:
         atoms: Expressions to build with; small constants are added.
         largest: Most atoms and operations of an expression.
-        most: Expressions kept of each size; beyond that the search is incomplete.
     """
     every = torch.stack([target, *(atom.values for atom in atoms)])
     low, top = int(every.min()), int(every.max())
@@ -55,12 +53,13 @@ def shortest_expression(
     for leaf in leaves:
         if torch.equal(leaf.values, target):
             return leaf.expression
-    return _search(target, _Bank(leaves), ops, largest, most)
+    return _search(target, _Bank(leaves), ops, largest)
 
 
 def _search(
-    target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int, most: int
+    target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int
 ) -> Seq | None:
+    most = 2000  # expressions kept of each size; beyond that the search is incomplete
     commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
     every_case = torch.arange(len(target))
     # Most expressions that are not the target differ from it in one of a few cases.

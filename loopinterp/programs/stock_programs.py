@@ -334,8 +334,8 @@ def list_programs(task: str | None = None) -> list[str]:
     """Names of the programs that solve a task, or of all.
 
     Example:
-        >>> list_programs(task="prefix_sum")
-        ['prefix_mod_5', 'prefix_xor']
+        >>> list_programs(task="prefix_sum"), len(list_programs())
+        (['prefix_mod_5', 'prefix_xor'], 26)
     """
     names = sorted(n for n, program in _PROGRAMS.items() if task in (None, program.task))
     if not names:
