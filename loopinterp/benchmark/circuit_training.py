@@ -14,7 +14,6 @@ from torch import Tensor
 from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
@@ -22,7 +21,7 @@ from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import Task
+from loopinterp.tasks.task import Task, need
 from loopinterp.tasks.task_registry import get_task
 
 TRAINED = "trained"
@@ -121,10 +120,9 @@ class _Subspaces:
         trace = program.trace(inputs, program.n_loops(n) + _EXTRA_LOOPS)
         values = {name: tuple(x.unique().tolist()) for name, x in trace.variables.items()}
         sizes = [max(len(x), 2) for x in values.values()]
-        if sum(sizes) > d_model // 2:
-            expected = f"at least {2 * sum(sizes)}, twice the values of all variables"
-            got, fix = str(d_model), "Pass a wider d_model, or a program of fewer values."
-            raise InputError("d_model", expected=expected, given=got, fix=fix)
+        expected = f"at least {2 * sum(sizes)}, twice the values of all variables"
+        fix = "Pass a wider d_model, or a program of fewer values."
+        need(sum(sizes) <= d_model // 2, "d_model", expected, str(d_model), fix)
         square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
         # Orthonormal rows [value, d_model] for each variable; the rest spans what no variable uses.
         *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])

@@ -21,7 +21,7 @@ from torch import Tensor
 from loopinterp.benchmark.circuit_training import TRAINED
 from loopinterp.benchmark.known_models import VERSION, BenchmarkModel, benchmark_models
 from loopinterp.compiler.compiled import Compiled
-from loopinterp.core.errors import CheckpointError, InputError, unknown_name
+from loopinterp.core.errors import CheckpointError, unknown_name
 from loopinterp.core.progress import track
 from loopinterp.core.storage import (
     read_bytes,
@@ -35,7 +35,7 @@ from loopinterp.edges.known_edges import program_edges, wiping_edges
 from loopinterp.edges.unrolled_graph import TiedEdge
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.tasks.task import Task
+from loopinterp.tasks.task import Task, need
 
 LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 
@@ -68,10 +68,9 @@ class KnownCircuit(ShortRepr):
         Raises:
             InputError: If the model was trained; then only its variables are known.
         """
-        if self.about.disguise == TRAINED:
-            expected, got = "a compiled model", f"{self.about.name}, a trained one of unknown edges"
-            fix = "Score its variables or its program."
-            raise InputError("known", expected=expected, given=got, fix=fix)
+        got = f"{self.about.name}, a trained one of unknown edges"
+        fix = "Score its variables or its program."
+        need(self.about.disguise != TRAINED, "known", "a compiled model", got, fix)
         return program_edges(self.compiled)
 
     @property
@@ -178,10 +177,11 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
     """
     folder = Path(folder)
     entries = {model.name for model in benchmark_models()} | {LIST}
-    if folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= entries):
-        expected = "a new folder, or one with a benchmark"
-        got, fix = f"{folder}, which holds something else", "Choose another name."
-        raise InputError("folder", expected=expected, given=got, fix=fix)
+    usable = not folder.exists() or (
+        folder.is_dir() and {p.name for p in folder.iterdir()} <= entries
+    )
+    expected, got = "a new folder, or one with a benchmark", f"{folder}, which holds something else"
+    need(usable, "folder", expected, got, "Choose another name.")
     files = Benchmark(folder).files if (folder / LIST).exists() else {}
     for model in track(benchmark_models(names), "models"):
         place, compiled, (base, source) = folder / model.name, model.compiled, model.pairs()

@@ -25,11 +25,12 @@ from loopinterp.benchmark.state_scores import (
     score_wavefront,
 )
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import check_choice
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
+from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -276,10 +277,9 @@ def ground_truth_study(
         1.0
     """
     names = [] if isinstance(models, KnownModel) else [known.name for known in models]
-    if not names or len(set(names)) < len(names):
-        expected, got = "a list of known models of different names", ", ".join(names) or "none"
-        fix = "Make them with known_models(['ripple']); distinguish disguises with its label=."
-        raise InputError("models", expected=expected, given=got, fix=fix)
+    expected, got = "a list of known models of different names", ", ".join(names) or "none"
+    fix = "Make them with known_models(['ripple']); distinguish disguises with its label=."
+    need(names and len(set(names)) == len(names), "models", expected, got, fix)
     chosen = [check_choice("tool", tool, _SCORERS) for tool in tools or _SCORERS]
     with study(seed, study="ground truth", models=names, tools=chosen) as watch:
         answers: dict[tuple[str, str], Score] = {}

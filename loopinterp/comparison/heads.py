@@ -12,13 +12,12 @@ from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_batch, check_programs
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, device_of, need_hooks
 from loopinterp.programs.expressions import selectors as selectors_of
 from loopinterp.programs.interpreter import evaluate
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -280,23 +279,16 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
 
 
 def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
-    if not isinstance(patterns, torch.Tensor) or patterns.ndim != 5:
-        expected = "a tensor [loop, batch, head, query, key]"
-        fix = "Pass cache.stack(hook) of a run."
-        raise InputError("patterns", expected=expected, given=describe_tensor(patterns), fix=fix)
+    expected, fix = "a tensor [loop, batch, head, query, key]", "Pass cache.stack(hook) of a run."
+    is_tensor = isinstance(patterns, torch.Tensor)
+    need(is_tensor and patterns.ndim == 5, "patterns", expected, patterns, fix)
     loops, batch, _, query, key = patterns.shape
-    if not selectors or batch < 2:
-        raise InputError(
-            "selectors and patterns",
-            expected="at least one selector and two examples",
-            given=f"{len(selectors)} selectors and {batch} examples",
-            fix="Pass trace.selectors of a program, and more examples.",
-        )
+    expected = "at least one selector and two examples"
+    got = f"{len(selectors)} selectors and {batch} examples"
+    fix = "Pass trace.selectors of a program, and more examples."
+    need(selectors and batch >= 2, "selectors and patterns", expected, got, fix)
+    shape = [loops, batch, query, key]
+    fix = "Trace the program on the same inputs for the same number of loops."
     for name, selector in selectors.items():
-        if selector.shape != (loops, batch, query, key):
-            raise InputError(
-                f"selector {name!r}",
-                expected=f"shape {[loops, batch, query, key]}, as the patterns have",
-                given=str(list(selector.shape)),
-                fix="Trace the program on the same inputs for the same number of loops.",
-            )
+        expected, got = f"shape {shape}, as the patterns have", list(selector.shape)
+        need(got == shape, f"selector {name!r}", expected, str(got), fix)

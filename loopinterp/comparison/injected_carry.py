@@ -12,7 +12,6 @@ from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_batch, named_models
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.interventions.engine import InterchangeRun
@@ -20,7 +19,7 @@ from loopinterp.interventions.pairs import InterchangePairs, draw_pairs
 from loopinterp.models import describe_model
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.addition import Addition
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -139,13 +138,10 @@ def _pairs(
         fits &= chain[row] + 1 + final <= loop[:, None]
     fits[:, :2] = False  # the first bit has no carry, and no left neighbour
     pair, position = fits.nonzero(as_tuple=True)
-    if last <= final or not len(pair):
-        raise InputError(
-            "batch",
-            expected=f"additions of {MOST + 4} bits or more, of which some differ in a carry",
-            given=f"{len(batch)} of {int(batch.n[0])} bits",
-            fix="Draw more, or longer ones, of the distribution 'propagate'.",
-        )
+    expected = f"additions of {MOST + 4} bits or more, of which some differ in a carry"
+    fix = "Draw more, or longer ones, of the distribution 'propagate'."
+    got = f"{len(batch)} of {int(batch.n[0])} bits"
+    need(last > final and len(pair), "batch", expected, got, fix)
     row = base[pair]
     kind = carry[row, position]  # a carry of 1 in the base is erased
     cell = (kind * 4 + tokens[row, position]) * 4 + tokens[row, position - 1]

@@ -11,6 +11,7 @@ from loopinterp.models.study_examples import fit_to_model
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.sampling import as_batch, as_batches, check_tokens, need_asked
+from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,13 +34,11 @@ def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgra
 def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
     candidates = check_program_list(programs)
     names = {p.name for p in candidates}
-    if not names or len(names) < len(candidates) or len({p.task for p in candidates}) > 1:
-        raise InputError(
-            "programs",
-            expected="one program or more, all of one task, each with its own name",
-            given=", ".join(f"{p.name} ({p.task})" for p in candidates) or "none",
-            fix="Leave out the others: tokens of other tasks mean something else.",
-        )
+    fit = names and len(names) == len(candidates) and len({p.task for p in candidates}) == 1
+    expected = "one program or more, all of one task, each with its own name"
+    got = ", ".join(f"{p.name} ({p.task})" for p in candidates) or "none"
+    fix = "Leave out the others: tokens of other tasks mean something else."
+    need(fit, "programs", expected, got, fix)
     return candidates
 
 
@@ -69,22 +68,18 @@ def check_batch(
     batch = as_batch(data, **drawn)
     if needs_targets:
         need_asked(batch)
-    if len(batch) < 2 or len(batch.n_loops.unique()) > 1:
-        raise InputError(
-            "data",
-            expected="batches of at least two examples, all of one length",
-            given=f"{len(batch)} examples with T(n) of {batch.n_loops.unique().tolist()}",
-            fix="Draw them with task.sample(n, batch_size=..., generator=...), n an integer.",
-        )
+    n_loops = batch.n_loops.unique().tolist()
+    expected = "batches of at least two examples, all of one length"
+    got = f"{len(batch)} examples with T(n) of {n_loops}"
+    fix = "Draw them with task.sample(n, batch_size=..., generator=...), n an integer."
+    need(len(batch) >= 2 and len(n_loops) == 1, "data", expected, got, fix)
     for program in programs:
         check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
     return fit_to_model(model, batch, needs_loops=needs_loops).to("cpu")
 
 
 def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "data") -> None:
-    if not enough:
-        fix = "Draw more, or longer, inputs."
-        raise InputError(what, expected=expected, given=actual, fix=fix)
+    need(enough, what, expected, actual, "Draw more, or longer, inputs.")
 
 
 def named_models(
@@ -93,11 +88,7 @@ def named_models(
     several = list(models) if isinstance(models, (list, tuple)) else [models]
     labels = [f"model {k}" for k in range(len(several))] if names is None else list(names)
     labelled = dict(zip(labels, several))
-    if not several or len({len(several), len(labels), len(labelled)}) > 1:
-        raise InputError(
-            "names",
-            expected=f"one name for each of {len(several)} models (at least one model)",
-            given=repr(labels),
-            fix="Pass as many different names as models.",
-        )
+    fit = several and len(several) == len(labels) == len(labelled)
+    expected = f"one name for each of {len(several)} models (at least one model)"
+    need(fit, "names", expected, repr(labels), "Pass as many different names as models.")
     return labelled

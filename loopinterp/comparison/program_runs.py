@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from loopinterp.compiler.validation import infer_domains, validate
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import check_choice
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Tokens
@@ -23,6 +23,7 @@ from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.nodes import postorder
 from loopinterp.programs.program import ProgramOffset, with_output_lag
 from loopinterp.programs.trace import Intervention
+from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -66,13 +67,9 @@ class Prediction(ShortRepr):
         self._names = self.program.variables if names is None else names
         loops = pairs.sites.loop, pairs.sites.source_loop
         latest = min(int(x.max()) for x in loops) if len(pairs) else 0
-        if latest + shift < 0:
-            raise InputError(
-                "shift",
-                expected=f"at least {-latest}, for the last loop of the pairs",
-                given=str(shift),
-                fix="Pass a larger shift, or pairs of later loops.",
-            )
+        expected = f"at least {-latest}, for the last loop of the pairs"
+        fix = "Pass a larger shift, or pairs of later loops."
+        need(latest + shift >= 0, "shift", expected, str(shift), fix)
 
     @cached_property
     def base(self) -> Int[Tensor, "pair delay pos"]:
@@ -227,13 +224,9 @@ class ProgramModel(ShortRepr):
         seed: Seed = 0,
         hold_tokens: bool = True,
     ) -> None:
-        if not hold_tokens and Tokens() in postorder([program.finish]):
-            raise InputError(
-                "hold_tokens",
-                expected=f"True, as the answer of {program.name} reads its tokens",
-                given="False",
-                fix="Leave it out.",
-            )
+        reads = Tokens() in postorder([program.finish])
+        expected = f"True, as the answer of {program.name} reads its tokens"
+        need(hold_tokens or not reads, "hold_tokens", expected, "False", "Leave it out.")
         self.program, self.hold_tokens = program, hold_tokens
         source = validate(program, max_length=max_length)
         domains = infer_domains(source)
@@ -278,9 +271,8 @@ class ProgramModel(ShortRepr):
     def direction(self, variable: str, value: int) -> Float[Tensor, " d_model"]:
         """The unit vector of one value of a variable."""
         rows, values = self.subspace(variable), self._values[variable].tolist()
-        if value not in values:
-            what, expected = f"value of {variable!r}", f"one of {values}"
-            raise InputError(what, expected=expected, given=repr(value), fix="Take one of them.")
+        what, expected = f"value of {variable!r}", f"one of {values}"
+        need(value in values, what, expected, repr(value), "Take one of them.")
         return rows[values.index(value)]
 
     def subspace(self, variable: str) -> Float[Tensor, "value d_model"]:
@@ -306,12 +298,9 @@ class ProgramModel(ShortRepr):
             value = variables[name][-1]
             # [batch, pos]: values are sorted; one that is not among them is found out below.
             index = torch.searchsorted(values, value).clamp(max=len(values) - 1)
-            if bool((values[index] != value).any()):
-                raise InputError(
-                    f"variable {name!r} of program {self.program.name}",
-                    expected=f"one of its values on up to max_length positions: {values.tolist()}",
-                    given="another value",
-                    fix="Build the model for longer inputs.",
-                )
+            what = f"variable {name!r} of program {self.program.name}"
+            expected = f"one of its values on up to max_length positions: {values.tolist()}"
+            fix = "Build the model for longer inputs."
+            need((values[index] == value).all(), what, expected, "another value", fix)
             blocks.append(one_hot(index, len(values)))
         return torch.cat(blocks, -1).float() @ self._rotation

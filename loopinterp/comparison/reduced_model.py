@@ -23,7 +23,6 @@ from pydantic import Field, PositiveInt
 from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.rule import LEAST_INPUTS, DelayShare, delay_shares
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -33,6 +32,7 @@ from loopinterp.interventions.pairs import InterchangePairs, drawn_pairs, join, 
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
 from loopinterp.models.protocol import declared
 from loopinterp.tasks.sampling import check_tokens
+from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -267,18 +267,16 @@ def reduction_study(
     """
     batches = check_batches(model, data, [], n=n, batch_size=batch_size, seed=seed)
     lengths = [int(batch.n[0]) for batch in batches]
-    if len({*lengths}) < len(lengths):
-        expected, fix = "batches of different lengths", "Put examples of one length into one batch."
-        raise InputError("data", expected=expected, given=f"lengths {lengths}", fix=fix)
+    expected, fix = "batches of different lengths", "Put examples of one length into one batch."
+    need(len({*lengths}) == len(lengths), "data", expected, f"lengths {lengths}", fix)
     for batch in batches:  # directions are those of a token
         check_tokens(batch.inputs, 2**31, "data")
     width = state_width(model, batches[0].inputs)
     chosen = tuple(kind for kind in get_args(_Kind) if kind in kinds)
     kept_ranks = sorted({rank for rank in ranks if rank < width})
-    if not kept_ranks or not chosen:
-        expected = f"some kinds, and some ranks below d_model = {width}"
-        actual, fix = f"{ranks}, {kinds}", "Leave kinds out, and pass ranks=(1, 2)."
-        raise InputError("ranks, kinds", expected=expected, given=actual, fix=fix)
+    expected = f"some kinds, and some ranks below d_model = {width}"
+    got, fix = f"{ranks}, {kinds}", "Leave kinds out, and pass ranks=(1, 2)."
+    need(kept_ranks and chosen, "ranks, kinds", expected, got, fix)
     with study(
         seed,
         study="reduction",

@@ -18,7 +18,7 @@ from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_runs import Prediction
 from loopinterp.comparison.rule import THRESHOLD, delay_groups
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice, check_integer
+from loopinterp.core.errors import check_choice, check_integer
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -33,7 +33,7 @@ from loopinterp.interventions.learned_subspace import learn_subspace
 from loopinterp.models import describe_model, device_of, iterate
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -180,9 +180,7 @@ def search_subspaces(
         ("ranks", kept_ranks, f"some below d_model = {width}", ranks),
         ("given", not reserved & {*bases}, "names that are no method's", [*bases]),
     ):
-        if not fits:
-            fix = f"Change {what}, or leave it out."
-            raise InputError(what, expected=expected, given=str(value), fix=fix)
+        need(fits, what, expected, str(value), f"Change {what}, or leave it out.")
     strategy = pairs or SpreadPairs(pairs=512, same_value=0)
     with study(
         seed,

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_programs
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -21,7 +21,7 @@ from loopinterp.models.study_examples import examples_for
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_grid import with_random_weights
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -145,13 +145,9 @@ def _labels(
             here = values[:, row, pos]
             if bool((values != values[:, :1]).any()) and len(here[:, train].unique()) > 1:
                 labels[f"{program.name}.{name}"] = here
-    if not labels:
-        raise InputError(
-            "programs",
-            expected="programs with a variable that depends on the input",
-            given=", ".join(p.name for p in programs),
-            fix="Pass others, or more loops.",
-        )
+    expected = "programs with a variable that depends on the input"
+    names = ", ".join(p.name for p in programs)
+    need(labels, "programs", expected, names, "Pass others, or more loops.")
     return labels
 
 

@@ -12,9 +12,9 @@ import torch
 
 from loopinterp.compiler.features import Codes, LoweredHead
 from loopinterp.compiler.stream_layout import LayerLayout, StreamLayout
-from loopinterp.core.errors import InputError
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.tasks.task import need
 
 SHARPNESS = 120.0
 """Score difference between selected and other keys: exp(-120) is 0 in 32 bits.
@@ -79,11 +79,10 @@ def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     n_inputs = len(source.program.inputs)
     total = len(layers) * d_model * (4 * n_heads * d_head + 2 * d_mlp)
     total += 2 * d_model**2 + d_model * (n_inputs + n_outputs + source.max_length)
-    if total > 2**28:
-        what = f"program {source.program.name} at max_length={source.max_length}"
-        got = f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)"
-        fix = "Compile for a smaller max_length, or let its variables take fewer values."
-        raise InputError(what, expected="a model of at most 2**28 weights", given=got, fix=fix)
+    what = f"program {source.program.name} at max_length={source.max_length}"
+    got = f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)"
+    fix = "Compile for a smaller max_length, or let its variables take fewer values."
+    need(total <= 2**28, what, "a model of at most 2**28 weights", got, fix)
     return LoopedTransformerConfig(
         d_model=d_model,
         d_vocab=n_inputs,

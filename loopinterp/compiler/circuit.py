@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopinterp.core.errors import CheckpointError, InputError, unknown_name
+from loopinterp.core.errors import CheckpointError, unknown_name
 from loopinterp.core.storage import read_json_object, read_tensors, write_json, write_tensors
 from loopinterp.core.text import ShortRepr
+from loopinterp.tasks.task import need
 
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
@@ -133,11 +134,11 @@ class Circuit(ShortRepr):
     ) -> Int[Tensor, "*shape"]:
         """The value of a variable in a state: the one with the largest read."""
         read = self.directions_of(variable).read
-        if not state.is_floating_point() or state.shape[-1:] != read.shape[1:]:
-            expected = f"floating-point numbers with a last axis of d_model = {read.shape[1]}"
-            got = f"{state.dtype} of shape {list(state.shape)}"
-            fix = "Pass states of the model that this circuit belongs to."
-            raise InputError("state", expected=expected, given=got, fix=fix)
+        fits = state.is_floating_point() and state.shape[-1:] == read.shape[1:]
+        expected = f"floating-point numbers with a last axis of d_model = {read.shape[1]}"
+        got = f"{state.dtype} of shape {list(state.shape)}"
+        fix = "Pass states of the model that this circuit belongs to."
+        need(fits, "state", expected, got, fix)
         values = torch.tensor(self.variables[variable].values, device=state.device)
         return values[(state @ read.to(state).mT).argmax(-1)]  # reads are [*shape, value]
 

@@ -20,6 +20,7 @@ from loopinterp.programs.expressions import MAX_TABLE
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
+from loopinterp.tasks.task import need
 from loopinterp.tasks.task_registry import get_task, list_tasks
 
 
@@ -85,10 +86,9 @@ class Compiled(ShortRepr):
 
 
 def need_compiled(compiled: object) -> None:
-    if not isinstance(compiled, Compiled):
-        expected, got = "a Compiled: a model with its circuit", type(compiled).__name__
-        fix = "Pass what compile_program gives, not its .model."
-        raise InputError("compiled", expected=expected, given=got, fix=fix)
+    expected, got = "a Compiled: a model with its circuit", type(compiled).__name__
+    fix = "Pass what compile_program gives, not its .model."
+    need(isinstance(compiled, Compiled), "compiled", expected, got, fix)
 
 
 @checked
@@ -122,12 +122,11 @@ def compile_program(
     source = validate(program, max_length)
     domains = infer_domains(source)
     low, high = int(domains[source.finish].min()), int(domains[source.finish].max())
-    if low < UNKNOWN or high >= MAX_TABLE:
-        what = f"finish of program {source.program.name}, {source.finish!r}"
-        expected = f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)"
-        got = f"{low if low < UNKNOWN else high} as a possible value"
-        fix = "Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN)."
-        raise InputError(what, expected=expected, given=got, fix=fix)
+    what = f"finish of program {source.program.name}, {source.finish!r}"
+    expected = f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)"
+    got = f"{low if low < UNKNOWN else high} as a possible value"
+    fix = "Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN)."
+    need(low >= UNKNOWN and high < MAX_TABLE, what, expected, got, fix)
     classes = max(1 + high, 1)
     n_outputs = max(classes, 2) if n_outputs is None else n_outputs
     check_integer("n_outputs", n_outputs, least=classes, fix="Pass the classes of the task.")

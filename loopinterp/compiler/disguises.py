@@ -29,10 +29,10 @@ from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.compiled import Compiled, need_compiled
 from loopinterp.compiler.features import FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.tasks.task import need
 
 NOISE = "noise"  # what the record of :func:`add_noise` begins with
 Weights = dict[str, "Tensor"]
@@ -101,9 +101,8 @@ def distract(
     new directions of the stream, which the program does not read and the recall drops. Rotate the
     model afterwards, because zeros in the weights give the distractors away.
     """
-    if heads + neurons == 0:
-        expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
-        raise InputError("heads and neurons", expected=expected, given="0 and 0", fix=fix)
+    expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
+    need(heads + neurons, "heads and neurons", expected, "0 and 0", fix)
     plain, old, circuit = weights_of(compiled), compiled.model.config, compiled.circuit
     # [new_d_model, d_model]: the old stream in the first dimensions, and zeros in the new ones.
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)

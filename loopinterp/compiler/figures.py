@@ -23,6 +23,7 @@ from loopinterp.programs.expressions import Seq
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
+from loopinterp.tasks.task import need
 
 # Section of a model, in running order -> of a drawing
 _PARTS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
@@ -158,9 +159,8 @@ def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
         or parents[node] != 1
         or node not in in_a_formula
     ]
-    if len(drawn) > MOST_NODES:
-        expected, fix = f"at most {MOST_NODES} boxes", "Draw a subexpression."
-        raise InputError("what to draw", expected=expected, given=str(len(drawn)), fix=fix)
+    expected, fix = f"at most {MOST_NODES} boxes", "Draw a subexpression."
+    need(len(drawn) <= MOST_NODES, "what to draw", expected, str(len(drawn)), fix)
     return drawn
 
 

@@ -32,9 +32,10 @@ from loopinterp.compiler.disguises import (
 )
 from loopinterp.compiler.features import STATE, FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import check_integer
 from loopinterp.core.settings import Seed
 from loopinterp.models.taps import recording_gradients
+from loopinterp.tasks.task import need
 
 
 @checked
@@ -119,10 +120,10 @@ class _Stream:
         self.compiled, self.circuit = compiled, compiled.circuit
         record, disguises = self.circuit.superposition, self.circuit.disguises
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
-        if noisy or (record is not None and not record.exact):
-            got = f"one with the disguises {', '.join(disguises)}"
-            fix = "Superpose it once, and before noise is added."
-            raise InputError("compiled", expected="an exact circuit", given=got, fix=fix)
+        got = f"one with the disguises {', '.join(disguises)}"
+        fix = "Superpose it once, and before noise is added."
+        exact = not noisy and (record is None or record.exact)
+        need(exact, "compiled", "an exact circuit", got, fix)
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]

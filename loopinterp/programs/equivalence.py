@@ -28,7 +28,7 @@ from loopinterp.programs.paired_runs import (
 )
 from loopinterp.programs.program import LoopProgram, ProgramOffset, alignments, with_output_lag
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE, Batch, Task
+from loopinterp.tasks.task import IGNORE, Batch, Task, need
 from loopinterp.tasks.task_registry import get_task
 
 EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512
@@ -117,11 +117,11 @@ def equivalence(
         (False, 0.0, True)
     """
     first, second = get_program(program), get_program(other)
-    if (first.task, first.task_settings) != (second.task, second.task_settings):
-        expected = f"a program of {first.task}, with the settings {dict(first.task_settings)}"
-        got = f"{second.name}, of {second.task} with {dict(second.task_settings)}"
-        fix = "Compare programs that read the same inputs and answer the same question."
-        raise InputError("other", expected=expected, given=got, fix=fix)
+    alike = (first.task, first.task_settings) == (second.task, second.task_settings)
+    expected = f"a program of {first.task}, with the settings {dict(first.task_settings)}"
+    got = f"{second.name}, of {second.task} with {dict(second.task_settings)}"
+    fix = "Compare programs that read the same inputs and answer the same question."
+    need(alike, "other", expected, got, fix)
     at_offset = partial(equivalence_at, first, second, lengths=tuple(lengths), seed=seed)
     # The program must have begun when the other is done.
     longest = max(map(second.n_loops, lengths))
@@ -233,10 +233,9 @@ def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
     """
     symbols, most = _symbols(task, n, seed), 2**14
     number = math.prod(map(len, symbols))
-    if number > most:
-        expected = f"lengths of which {task.name} has at most {most:,} inputs"
-        got, fix = f"{n}, with {number:,}", "Pass shorter ones, or a number of interventions."
-        raise InputError("lengths", expected=expected, given=got, fix=fix)
+    expected = f"lengths of which {task.name} has at most {most:,} inputs"
+    fix = "Pass shorter ones, or a number of interventions."
+    need(number <= most, "lengths", expected, f"{n}, with {number:,}", fix)
     inputs = torch.cartesian_prod(*symbols).view(number, len(symbols))
     each = torch.full((number,), n), torch.full((number,), task.n_loops(n))
     return Batch(inputs, task.targets(inputs), *each, task=task)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from loopinterp.core.errors import InputError
+from loopinterp.tasks.task import need
 
 # Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices
 CHUNK_ELEMENTS, STEP_ELEMENTS, GPU_ELEMENTS = 2**18, 2**16, 2**24
@@ -32,10 +32,9 @@ class Selection:
     ) -> None:
         self.causal = causal
         self.batch, self.pos = max(len(k), len(q)), k.shape[1]
-        if self.pos > MAX_POSITIONS:
-            expected, got = f"at most {MAX_POSITIONS:,} positions", f"{self.pos:,}"
-            fix = "Cut the sequences: a selection compares every position with every other."
-            raise InputError("sequence", expected=expected, given=got, fix=fix)
+        expected, got = f"at most {MAX_POSITIONS:,} positions", f"{self.pos:,}"
+        fix = "Cut the sequences: a selection compares every position with every other."
+        need(self.pos <= MAX_POSITIONS, "sequence", expected, got, fix)
         sizes = (CHUNK_ELEMENTS, STEP_ELEMENTS)
         self._chunk, self._step = sizes if k.device.type == "cpu" else (GPU_ELEMENTS,) * 2
         if isinstance(predicate, str):
