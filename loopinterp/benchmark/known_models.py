@@ -38,13 +38,13 @@ DISGUISES: dict[str, Disguise] = {
     "noisy": partial(add_noise, relative=0.01, seed=0),
 }
 
-BROKEN_BY_NOISE = {
+_BROKEN_BY_NOISE = {
     *("abacus_ripple", "binary_sum", "copy", "multiplication", "one_shot"),
     *("token_addition", "unique_set"),
 }
 """Programs without a noisy model: noise adds up over their hundreds of directions."""
 
-LEFT_OUT = {"regular_language"}  # tasks that are newer than this version of the list
+_LEFT_OUT = {"regular_language"}  # tasks that are newer than this version of the list
 TRAINED_MODELS = Path(__file__).parent / "trained_models"
 """Models of :func:`~loopinterp.benchmark.train_to_circuit`, by program."""
 
@@ -205,9 +205,9 @@ def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]
     every = [
         BenchmarkModel(program, disguise)
         for program in list_programs()
-        if get_program(program).task not in LEFT_OUT
+        if get_program(program).task not in _LEFT_OUT
         for disguise in DISGUISES
-        if disguise != "noisy" or program not in BROKEN_BY_NOISE
+        if disguise != "noisy" or program not in _BROKEN_BY_NOISE
     ]
     every += [BenchmarkModel(folder.name, TRAINED) for folder in sorted(TRAINED_MODELS.iterdir())]
     if names is None:

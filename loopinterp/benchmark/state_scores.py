@@ -130,7 +130,7 @@ def _agreement(measured: Tensor, expected: Tensor) -> Score:
 
 
 # Length of the additions from which on the carry study has pairs of every chain length
-LEAST_BITS = 12
+_LEAST_BITS = 12
 
 
 def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
@@ -139,7 +139,7 @@ def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     The reference is the same study of a :class:`~loopinterp.comparison.ProgramModel`.
     """
     program, n = known.compiled.program, known.batch.inputs.shape[1] - 1
-    if program.task != "addition" or n < LEAST_BITS:
+    if program.task != "addition" or n < _LEAST_BITS:
         return {}
     max_chain, pairs = 6, 96
     study = partial(
@@ -147,7 +147,7 @@ def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         task=Addition(),
         n=n,
         max_chain=max_chain,
-        n_short=LEAST_BITS - 2,
+        n_short=_LEAST_BITS - 2,
         loops=range(max_chain + 2),
         n_train=pairs,
         n_test=pairs,

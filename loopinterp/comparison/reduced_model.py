@@ -161,7 +161,7 @@ class ReducedModel(ShortRepr):
         return reduced
 
 
-class Weakest(NamedTuple):
+class _Weakest(NamedTuple):
     """Where a reduced model is right least often."""
 
     kind: str
@@ -199,7 +199,7 @@ class Reduction(Result, kind="reduction"):
     fitted_at: int
     at_end: bool = False
 
-    def weakest(self, rank: int, **where: Any) -> Weakest:
+    def weakest(self, rank: int, **where: Any) -> _Weakest:
         """Where a rank is right least often (:func:`~loopinterp.comparison.rule.delay_shares`).
 
         ``where`` restricts the axes ``kind`` and ``n``. The share is NaN if no interchange of some
@@ -208,7 +208,7 @@ class Reduction(Result, kind="reduction"):
         shares = self._shares(rank, **where)
         return min(shares, key=lambda x: np.nan_to_num(x.share.value, nan=-1.0))
 
-    def _shares(self, rank: int, **where: Any) -> list[Weakest]:
+    def _shares(self, rank: int, **where: Any) -> list[_Weakest]:
         at = self.data.sel({"rank": rank, **{k: np.atleast_1d(v) for k, v in where.items()}})
         weakest = []
         for kind, n in product(at["kind"].values, at["n"].values):
@@ -219,7 +219,7 @@ class Reduction(Result, kind="reduction"):
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * effective
             # With fewer inputs of a delay that is judged by itself, one error weighs too much.
             shares = delay_shares(right, effective, inputs, ENOUGH, least_alone=18)
-            weakest += [Weakest(str(kind), int(n), share) for share in shares]
+            weakest += [_Weakest(str(kind), int(n), share) for share in shares]
         return weakest
 
     @property

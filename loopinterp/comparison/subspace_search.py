@@ -415,7 +415,7 @@ def labelled_states(
 ) -> _LabelledStates:
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
-    loops = spread_loops(last, 12)
+    loops = _spread_loops(last, 12)
     is_asked = (batch.targets != IGNORE).to(inputs.device)
     # States of asked positions, one loop after the other: [place, d_model].
     states = torch.cat([h[is_asked] for t, h in iterate(model, inputs, last) if t in loops])
@@ -428,7 +428,7 @@ def labelled_states(
     return _LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
 
 
-def spread_loops(n_loops: int, most: int) -> list[int]:
+def _spread_loops(n_loops: int, most: int) -> list[int]:
     """Evenly spaced numbers of loops from 1 to T - 1 (to 1 if T is 1)."""
     last = max(n_loops - 1, 1)
     count = min(most, last)

@@ -173,7 +173,7 @@ def interchange_study(
         inputs=len(batch),
         pairs_per_loop=pairs_per_loop,
     ) as watch:
-        finder = VariablePairs(
+        finder = _VariablePairs(
             chosen,
             chosen.trace(batch.inputs, n_loops=last),
             batch,
@@ -201,7 +201,7 @@ def interchange_study(
 
 def _count_all(
     model: LoopedModel | Any,
-    finder: VariablePairs,
+    finder: _VariablePairs,
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
@@ -241,7 +241,7 @@ def _count_all(
 
 def _outcomes(
     model: LoopedModel | Any,
-    finder: VariablePairs,
+    finder: _VariablePairs,
     variable: str,
     pairs: InterchangePairs,
     generator: torch.Generator,
@@ -294,7 +294,7 @@ class _Control(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class VariablePairs(ShortRepr):
+class _VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
     The source's value changes the program's answer at some delay, so that a model whose answers

@@ -18,7 +18,7 @@ from loopinterp.programs.interpreter import evaluate
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.tasks.sampling import check_tokens
 
-CHUNK = 2**21  # of the states of all loops that are compared at a time
+_CHUNK = 2**21  # of the states of all loops that are compared at a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +140,7 @@ def check_disguise(
 
 def _parts(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]:
     each = n_loops * max(tokens.shape[1], 1) * compiled.model.config.d_model
-    return tokens.split(max(CHUNK // each, 1))
+    return tokens.split(max(_CHUNK // each, 1))
 
 
 def _run(

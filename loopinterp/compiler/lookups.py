@@ -30,9 +30,9 @@ from loopinterp.compiler.features import (
 from loopinterp.compiler.validation import ValidatedProgram
 from loopinterp.core.errors import InputError
 
-MAX_LAYERS = 128  # most layers of a section
-MAX_UNITS = 8_192  # most units of one function
-MOST_FUSED_RULES = 192
+_MAX_LAYERS = 128  # most layers of a section
+_MAX_UNITS = 8_192  # most units of one function
+_MOST_FUSED_RULES = 192
 """The arguments of a function that takes more rules are stored first."""
 
 MOST_WORK = 2**22
@@ -45,8 +45,8 @@ class FeatureWriter:
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        if writes.layer >= MAX_LAYERS:
-            expected = f"what at most {MAX_LAYERS} layers can compute, one after the other"
+        if writes.layer >= _MAX_LAYERS:
+            expected = f"what at most {_MAX_LAYERS} layers can compute, one after the other"
             fix = "Keep intermediate values in variables, and let loops do what repeats."
             raise self._refused(feature.name, expected, "an expression that takes more", fix)
         feature.layer, feature.writes = writes.layer, writes
@@ -83,7 +83,7 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
     if not features:
         return Writes("constant", (), constants=((values.index(int(function.table)), 1.0),))
     best = None
-    if (rules := decision_rules(function, MAX_UNITS)) is not None:
+    if (rules := decision_rules(function, _MAX_UNITS)) is not None:
         units = (
             one_if_all(
                 tuple(read_any(features[axis], chosen) for axis, chosen in rule.conditions),
@@ -101,7 +101,7 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
 
 
 def has_few_rules(function: FeatureFunction | None) -> bool:
-    return function is not None and decision_rules(function, MOST_FUSED_RULES) is not None
+    return function is not None and decision_rules(function, _MOST_FUSED_RULES) is not None
 
 
 def thresholds(

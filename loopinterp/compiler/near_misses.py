@@ -28,7 +28,7 @@ from loopinterp.tasks.task_registry import get_task
 # Lengths of the inputs on which a near miss must answer as the original does
 LENGTHS = (*range(1, 8), 16)
 # Kinds that no intervention on whole positions separates from the original
-STORED_OTHERWISE = ("negated", "doubled")
+_STORED_OTHERWISE = ("negated", "doubled")
 
 
 def near_misses(
@@ -70,7 +70,7 @@ def near_misses_by_kind(
             result = equivalence_at(
                 original, miss, ProgramOffset(), interventions=SCREENED, seed=seed
             )
-            if result.equivalent and kind not in STORED_OTHERWISE:
+            if result.equivalent and kind not in _STORED_OTHERWISE:
                 return False
             compile_program(miss, max_length=task.n_positions(2))
         except InputError:  # it divides by 0, or takes too many values

@@ -34,7 +34,7 @@ from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import Task, need
 
 MAX_LENGTH = 512  # longest sequence a model is compiled for: each position has a direction
-MAX_VALUES = 1_024  # most values of one expression: each is a direction of the residual stream
+_MAX_VALUES = 1_024  # most values of one expression: each is a direction of the residual stream
 Values = np.ndarray  # sorted distinct integers
 # Expressions as functions of leaves, as far as that is followed
 _Known = dict[Expr, FeatureFunction]
@@ -116,7 +116,7 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
         _infer(source, roots, known)
         grown = {n: np.union1d(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
-            if len(values) > MAX_VALUES:
+            if len(values) > _MAX_VALUES:
                 raise _too_many(f"variable {name!r} of program {source.program.name}", values)
         if all(len(grown[name]) == len(state[name]) for name in state):
             return {node: _values(function) for node, function in known.items()}
@@ -158,7 +158,7 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
             case _:
                 raise AssertionError(f"no domain of {type(node).__name__}")
         known[node] = function
-        if len(function.values) > MAX_VALUES:
+        if len(function.values) > _MAX_VALUES:
             raise _too_many(source.where(node), _values(function))
 
 
@@ -190,7 +190,7 @@ def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
     one_key = isinstance(selector.k, nodes.Indices) and selector.predicate == "=="
     if node.mode == "mean" and not one_key and len(values) > 1:
         # A mean of several lies between them, and is truncated.
-        span = min(int(values[-1]) - int(values[0]), 2 * MAX_VALUES)  # too many, if that many
+        span = min(int(values[-1]) - int(values[0]), 2 * _MAX_VALUES)  # too many, if that many
         values = values[0] + np.arange(span + 1)
     return np.union1d(values, [node.default])
 
@@ -198,6 +198,6 @@ def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
 def _too_many(what: str, values: Values | None = None, *, got: str = "") -> InputError:
     if values is not None:
         got = f"at least {len(values):,}, the largest of them {int(values[-1]):,}"
-    expected = f"at most {MAX_VALUES:,} values, each of which gets a direction"
+    expected = f"at most {_MAX_VALUES:,} values, each of which gets a direction"
     fix = "Bound it with smaller(x, indices) or x % m, list fewer tokens, or lower max_length."
     return InputError(what, expected=expected, given=got, fix=fix)

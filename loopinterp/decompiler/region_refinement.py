@@ -58,7 +58,7 @@ class Cut(ShortRepr):
 
 
 @dataclass(frozen=True)
-class StateRegions(ShortRepr):
+class _StateRegions(ShortRepr):
     """Where the states of each value lie: by the answer read there, then by the cuts in turn.
 
     The first values of a token are its ``answers``.
@@ -86,10 +86,10 @@ class StateRegions(ShortRepr):
 
 
 @dataclass(frozen=True)
-class Refinement(ShortRepr):
+class _Refinement(ShortRepr):
     """The result of :func:`refine`; ``scores`` are held out, after 0, 1, … cuts."""
 
-    regions: StateRegions
+    regions: _StateRegions
     table: TransitionTable
     scores: tuple[float, ...] = field(repr=False)
 
@@ -99,7 +99,7 @@ def refine(
     others: Sequence[InterchangeTrajectories],
     *,
     most_values: int,
-) -> Refinement:
+) -> _Refinement:
     """Split states into values until the table predicts the model.
 
     Cuts are fitted on ``runs``. The fewest are kept that score, on ``others``, as well as any
@@ -111,7 +111,7 @@ def refine(
         for token in clean.tokens.unique().tolist():
             answers = clean.answers[:, clean.tokens == token].unique().tolist()
             seen.setdefault(token, set()).update(answers)
-    regions = StateRegions({token: tuple(sorted(seen[token])) for token in sorted(seen)})
+    regions = _StateRegions({token: tuple(sorted(seen[token])) for token in sorted(seen)})
     stages = [_Stage.of(runs, regions, [list(map(regions.values, each.both)) for each in runs])]
     for _ in track(range(len(seen) * most_values), "cut"):
         further = _further(stages[-1], most_values)
@@ -125,11 +125,11 @@ def refine(
     # noise.
     enough = max(scores) - min(0.005, max(3.0 - max(scores), 0) / 10)
     chosen = next(stage for stage, score in zip(stages, scores) if score >= enough)
-    return Refinement(chosen.regions, chosen.table, scores)
+    return _Refinement(chosen.regions, chosen.table, scores)
 
 
 def against_counterexamples(
-    refinement: Refinement,
+    refinement: _Refinement,
     runs: Sequence[InterchangeTrajectories],
     others: Sequence[InterchangeTrajectories],
     draw: DrawRuns,
@@ -137,7 +137,7 @@ def against_counterexamples(
     number: int,
     most_values: int,
     generator: torch.Generator,
-) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
+) -> tuple[_Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
     """Repair a refinement's table on states of any loop; if that is not enough, refine again on
     them.
 
@@ -173,7 +173,7 @@ def _mean_score(predictions: Sequence[TablePrediction]) -> float:
 @dataclass(frozen=True)
 class _Stage:
     runs: Sequence[InterchangeTrajectories]
-    regions: StateRegions
+    regions: _StateRegions
     values: Sequence[Sequence[Tensor]]  # of clean and of changed runs, [time, run, pos]
     table: TransitionTable
     predictions: Sequence[TablePrediction]
@@ -182,7 +182,7 @@ class _Stage:
     def of(
         cls,
         runs: Sequence[InterchangeTrajectories],
-        regions: StateRegions,
+        regions: _StateRegions,
         values: Sequence[Sequence[Tensor]],
     ) -> _Stage:
         table = count_table(runs, values, regions.sizes)
@@ -193,7 +193,7 @@ class _Stage:
             [cut(v, part) for part, v in zip(each.both, both)]
             for each, both in zip(self.runs, self.values)
         ]
-        regions = StateRegions(self.regions.answers, (*self.regions.cuts, cut))
+        regions = _StateRegions(self.regions.answers, (*self.regions.cuts, cut))
         return self.of(self.runs, regions, values)
 
     @property

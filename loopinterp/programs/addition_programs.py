@@ -31,7 +31,7 @@ from loopinterp.programs.language import (
 )
 from loopinterp.programs.program import CeilLog2, Linear, LoopProgram
 
-INPUTS = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")
+_INPUTS = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")
 FOR_EVER = None  # the hold of a carry that stays until it is reset
 
 generate = tok_map(tokens, {3: 1}, default=0, name="generate")
@@ -49,7 +49,7 @@ _last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided"
 _rippling = partial(
     LoopProgram,
     task="addition",
-    inputs=INPUTS,
+    inputs=_INPUTS,
     finish=propagate ^ _carry,
     n_loops=Linear(offset=-1),
 )
@@ -70,7 +70,7 @@ def held_ripple(
     carry without support. Clean runs equal those of the plain ripple; only off-distribution states
     differ.
     """
-    by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
+    by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(_INPUTS)), hold)
     for loops in by_token.values():
         if loops is not FOR_EVER:
             check_integer("hold", loops, least=1, fix="A hold of 1 is a plain ripple.")
@@ -78,7 +78,7 @@ def held_ripple(
     endless = {token: 1 for token, loops in by_token.items() if loops is None}
     age = var("age")
     present = _carry if reset is None else _carry & ~reset
-    everywhere = len(endless) == len(INPUTS)
+    everywhere = len(endless) == len(_INPUTS)
     stays = present if everywhere else present & tok_map(tokens, endless, default=0, name="stays")
     step = {"carry": _support | stays}
     if counted:
@@ -88,7 +88,7 @@ def held_ripple(
     return _rippling(name=name, prepare=dict.fromkeys(step, full(0)), step=step, doc=doc)
 
 
-HELD_RIPPLES = (
+_HELD_RIPPLES = (
     *(
         held_ripple(f"ripple_held_{n}", n, doc=f"Carries persist {n} loops without support.")
         for n in (2, 3)
@@ -200,5 +200,5 @@ ADDITION_PROGRAMS = (
         n_loops=Linear(slope=0, offset=1),
         doc="Attention to the last bit that does not propagate decides every carry at once.",
     ),
-    *HELD_RIPPLES,
+    *_HELD_RIPPLES,
 )

@@ -16,8 +16,8 @@ from torch import Tensor
 from loopinterp.tasks.task import need
 
 # Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices
-CHUNK_ELEMENTS, STEP_ELEMENTS, GPU_ELEMENTS = 2**18, 2**16, 2**24
-MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
+_CHUNK_ELEMENTS, _STEP_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**16, 2**24
+_MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
 
 
 class Selection:
@@ -32,16 +32,16 @@ class Selection:
     ) -> None:
         self.causal = causal
         self.batch, self.pos = max(len(k), len(q)), k.shape[1]
-        expected, got = f"at most {MAX_POSITIONS:,} positions", f"{self.pos:,}"
+        expected, got = f"at most {_MAX_POSITIONS:,} positions", f"{self.pos:,}"
         fix = "Cut the sequences: a selection compares every position with every other."
-        need(self.pos <= MAX_POSITIONS, "sequence", expected, got, fix)
-        sizes = (CHUNK_ELEMENTS, STEP_ELEMENTS)
-        self._chunk, self._step = sizes if k.device.type == "cpu" else (GPU_ELEMENTS,) * 2
+        need(self.pos <= _MAX_POSITIONS, "sequence", expected, got, fix)
+        sizes = (_CHUNK_ELEMENTS, _STEP_ELEMENTS)
+        self._chunk, self._step = sizes if k.device.type == "cpu" else (_GPU_ELEMENTS,) * 2
         if isinstance(predicate, str):
             self.k, self.q = _narrow_alike(k, q)
             self._holds = PREDICATES[predicate]
         else:
-            relation = Relation(predicate, k.device)
+            relation = _Relation(predicate, k.device)
             self.k, self.q = relation.key_rows(k), relation.query_columns(q)
             self._holds = relation.holds
 
@@ -61,7 +61,7 @@ class Selection:
         """The mean of the selected values, truncated; ``default`` if none."""
         low, high = _span(value)
         batch = max(self.batch, len(value))
-        v = _columns(value.to(smallest_integers(low, high)), batch)
+        v = _columns(value.to(_smallest_integers(low, high)), batch)
         total = self._zeros(batch, min(low, 0) * self.pos, max(high, 0) * self.pos)
         count = self._zeros(batch, 0, self.pos)
         for keys, queries, rows, selected in self._steps(batch):
@@ -84,7 +84,7 @@ class Selection:
         worst = low if largest else high
         merit = value - worst if largest else worst - value
         batch = max(self.batch, len(value))
-        v = _columns((merit + 1).to(smallest_integers(0, high - low + 1)), batch)
+        v = _columns((merit + 1).to(_smallest_integers(0, high - low + 1)), batch)
         best = self._zeros(batch, 0, high - low + 1)
         for keys, queries, rows, selected in self._steps(batch):
             merits = selected * v[keys, None, rows]  # [key, query, batch]
@@ -107,7 +107,7 @@ class Selection:
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
-        return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
+        return self.k.new_zeros((self.pos, batch), dtype=_smallest_integers(low, high))
 
 
 def _split(length: int, size: int) -> Iterator[slice]:
@@ -127,7 +127,7 @@ def _span(x: Tensor) -> tuple[int, int]:
 def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and queries in the smallest integer type that keeps their order."""
     low, high = _span(k)
-    dtype = smallest_integers(low - 1, high + 1)
+    dtype = _smallest_integers(low - 1, high + 1)
     if dtype == torch.int64:
         return k, q
     # A query beyond all keys compares with them as one just beyond them does.
@@ -193,7 +193,7 @@ PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Named predicates of (key, query): ``"<"`` selects keys smaller than the query."""
 
 
-def smallest_integers(low: int, high: int) -> torch.dtype:
+def _smallest_integers(low: int, high: int) -> torch.dtype:
     """The smallest integer type that holds low to high, if any; else 64 bits."""
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
@@ -217,7 +217,7 @@ def look_up(
     return torch.where(keys[place] == x, new[place], default)
 
 
-class Relation:
+class _Relation:
     """A finite relation of (key, query) pairs, as a table of keys against queries."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]], device: torch.device) -> None:

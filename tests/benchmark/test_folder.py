@@ -17,7 +17,7 @@ from loopinterp.benchmark import (
     make_benchmark,
 )
 from loopinterp.benchmark.folder import LIST, agreement
-from loopinterp.benchmark.known_models import BROKEN_BY_NOISE, LEFT_OUT, VERSION
+from loopinterp.benchmark.known_models import _BROKEN_BY_NOISE, _LEFT_OUT, VERSION
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.edges import program_edges
 from loopinterp.models import LoopedTransformer, iterate
@@ -41,7 +41,7 @@ def test_there_are_sixty_models_of_eight_tasks_at_least() -> None:
     assert len({model.name for model in models}) == len(models) >= 60
     assert len({model.task.name for model in models}) >= 8
     assert {model.program_name for model in models} == {
-        name for name in list_programs() if get_program(name).task not in LEFT_OUT
+        name for name in list_programs() if get_program(name).task not in _LEFT_OUT
     }
 
 
@@ -158,7 +158,7 @@ def test_unknown_models_are_named(shipped: Benchmark) -> None:
 def test_every_model_does_what_its_program_says_and_those_left_out_do_not() -> None:
     for about in benchmark_models():
         assert agreement(about.compiled, about.pairs()[0], about.n_loops) == 1, about.name
-    for program in BROKEN_BY_NOISE:
+    for program in _BROKEN_BY_NOISE:
         noisy = BenchmarkModel(program, "noisy")
         assert agreement(noisy.compiled, noisy.pairs()[0], noisy.n_loops) < 1, noisy.name
 

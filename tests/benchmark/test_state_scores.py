@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 
 from loopinterp.benchmark import known_models
 from loopinterp.benchmark.state_scores import (
-    LEAST_BITS,
+    _LEAST_BITS,
     _accuracy,
     score_dynamics,
     score_probes,
@@ -61,8 +61,8 @@ def test_a_probe_is_scored_on_other_examples_and_only_on_labels_that_it_has_seen
 
 
 def test_the_shortest_addition_that_the_study_can_be_made_of_is_asked():
-    (known,) = known_models(["ripple"], n=LEAST_BITS, examples=8)
+    (known,) = known_models(["ripple"], n=_LEAST_BITS, examples=8)
     score = score_wavefront(known)["wavefront"]
     assert score.value >= 0.95 > score.control
-    (shorter,) = known_models(["ripple"], n=LEAST_BITS - 1, examples=8)
+    (shorter,) = known_models(["ripple"], n=_LEAST_BITS - 1, examples=8)
     assert score_wavefront(shorter) == {}

@@ -18,10 +18,10 @@ from loopinterp.comparison.subspace_search import (
     READ,
     WHOLE_STATE,
     SubspaceSearch,
+    _spread_loops,
     labelled_states,
     mean_directions,
     probe_directions,
-    spread_loops,
 )
 from loopinterp.compiler import compile_program, rotate
 from loopinterp.core.errors import InputError
@@ -331,7 +331,7 @@ def test_directions_may_turn_with_the_token():
 @pytest.mark.parametrize("most", [1, 2, 5, 40])
 @pytest.mark.parametrize("n_loops", [1, 2, 9, 24])
 def test_loops_are_spread_over_the_run(n_loops, most):
-    loops = spread_loops(n_loops, most)
+    loops = _spread_loops(n_loops, most)
     last = max(n_loops - 1, 1)
     assert loops == sorted(set(loops)) and len(loops) == min(most, last)
     assert loops[0] == 1 and loops[-1] in (last, 1)

@@ -172,9 +172,9 @@ def test_scores_are_those_of_one_patched_run_at_a_time(rank, untrained, monkeypa
 
     _, program, batch = known("ripple")
     seen: list[Any] = []
-    found = variable_interchange.VariablePairs.draw
+    found = variable_interchange._VariablePairs.draw
     monkeypatch.setattr(
-        variable_interchange.VariablePairs,
+        variable_interchange._VariablePairs,
         "draw",
         lambda self, *given: seen.append(found(self, *given)) or seen[-1],
     )

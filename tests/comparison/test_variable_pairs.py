@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loopinterp.comparison.variable_interchange import VariablePairs, _effective
+from loopinterp.comparison.variable_interchange import _effective, _VariablePairs
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.programs import UNKNOWN, Intervention, LoopProgram, get_program
 from loopinterp.tasks import IGNORE, Batch, get_task
@@ -17,7 +17,7 @@ N = 4
 
 def finder_of(
     name: str, *, apart: bool = True, per_loop: int = 12
-) -> tuple[LoopProgram, Batch, VariablePairs]:
+) -> tuple[LoopProgram, Batch, _VariablePairs]:
     program = get_program(name)
     generator = torch.Generator().manual_seed(1)
     task = get_task(program.task, **program.task_settings)
@@ -26,7 +26,7 @@ def finder_of(
     return (
         program,
         batch,
-        VariablePairs(
+        _VariablePairs(
             program,
             program.trace(batch.inputs, n_loops=n_loops),
             batch,
@@ -38,7 +38,7 @@ def finder_of(
     )
 
 
-def found_by(finder: VariablePairs) -> Iterator[tuple[str, InterchangePairs]]:
+def found_by(finder: _VariablePairs) -> Iterator[tuple[str, InterchangePairs]]:
     for variable in finder.program.variables:
         pairs = finder.draw(variable, range(N + 1))
         if len(pairs):

@@ -22,9 +22,9 @@ from loopinterp.compiler.features import (
     of_feature,
 )
 from loopinterp.compiler.lookups import (
-    MAX_LAYERS,
-    MAX_UNITS,
-    MOST_FUSED_RULES,
+    _MAX_LAYERS,
+    _MAX_UNITS,
+    _MOST_FUSED_RULES,
     FeatureWriter,
     decision_rules,
     has_few_rules,
@@ -256,7 +256,7 @@ def test_what_takes_too_many_units_is_not_looked_up():
     rng = np.random.default_rng(0)
     x, y = Feature("x", tuple(range(200))), Feature("y", tuple(range(200)))
     table = rng.integers(0, 1000, (200, 200))
-    assert len(set(table.reshape(-1).tolist())) < MAX_UNITS < table.size
+    assert len(set(table.reshape(-1).tolist())) < _MAX_UNITS < table.size
     assert lookup_units(FeatureFunction((x, y), table), tuple(range(1000))) is None
 
 
@@ -264,8 +264,8 @@ def test_few_rules_are_those_up_to_the_limit():
     fused = operation("larger", range(5), range(5))
     assert len(decision_rules(fused, 15) or ()) == 15 and decision_rules(fused, 14) is None
     most, more = (operation("larger", range(n), range(n)) for n in (19, 20))
-    assert len(decision_rules(most, 999) or ()) <= MOST_FUSED_RULES
-    assert len(decision_rules(more, 999) or ()) > MOST_FUSED_RULES
+    assert len(decision_rules(most, 999) or ()) <= _MOST_FUSED_RULES
+    assert len(decision_rules(more, 999) or ()) > _MOST_FUSED_RULES
     assert has_few_rules(most) and not has_few_rules(more) and not has_few_rules(None)
 
 
@@ -294,9 +294,9 @@ def test_what_no_layer_can_look_up_is_refused_with_its_sizes(writer):
 
 def test_a_section_has_no_more_layers_than_it_may_have(writer):
     feature = Feature("x", (0, 1))
-    for _ in range(MAX_LAYERS):
+    for _ in range(_MAX_LAYERS):
         feature = writer.store(of_feature(feature), "next")
-    assert feature.layer == MAX_LAYERS - 1
+    assert feature.layer == _MAX_LAYERS - 1
     with pytest.raises(InputError) as caught:
         writer.store(of_feature(feature), "last")
     assert caught.value.what.startswith("last of ")

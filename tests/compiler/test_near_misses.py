@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from loopinterp.compiler import compile_program, near_misses, near_misses_by_kind
-from loopinterp.compiler.near_misses import STORED_OTHERWISE
+from loopinterp.compiler.near_misses import _STORED_OTHERWISE
 from loopinterp.core.errors import InputError
 from loopinterp.programs import equivalence, get_program, list_programs
 from loopinterp.tasks import IGNORE
@@ -73,10 +73,10 @@ def test_what_is_stored_otherwise_is_equivalent_and_what_is_held_is_not(name):
     kinds = all_kinds(name)
     decided = {
         kind: [equivalence(name, miss, lengths=(6,)).equivalent for miss in kinds[kind]]
-        for kind in (*STORED_OTHERWISE, "held", "delayed", "forgetting", "faster", "slower")
+        for kind in (*_STORED_OTHERWISE, "held", "delayed", "forgetting", "faster", "slower")
     }
     for kind, equivalent in decided.items():
-        assert set(equivalent) == {kind in STORED_OTHERWISE}, kind
+        assert set(equivalent) == {kind in _STORED_OTHERWISE}, kind
 
 
 def test_a_copy_of_what_is_read_is_the_program_a_loop_ahead_with_late_answers():

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from loopinterp.compiler.validation import (
+    _MAX_VALUES,
     MAX_LENGTH,
-    MAX_VALUES,
     infer_domains,
     validate,
 )
@@ -230,11 +230,11 @@ def test_what_has_no_domain_is_named(step, what):
 
 
 def test_as_many_values_as_there_may_be_are_fine_and_one_more_is_not():
-    counter = {"u": (u + 1) % MAX_VALUES}
+    counter = {"u": (u + 1) % _MAX_VALUES}
     domains = infer_domains(validate(program({"u": 0}, counter), 2))
-    assert len(domains[Var("u")]) == MAX_VALUES
+    assert len(domains[Var("u")]) == _MAX_VALUES
     with pytest.raises(InputError) as caught:
-        infer_domains(validate(program({"u": 0}, {"u": (u + 1) % (MAX_VALUES + 1)}), 2))
+        infer_domains(validate(program({"u": 0}, {"u": (u + 1) % (_MAX_VALUES + 1)}), 2))
     assert caught.value.what.startswith("variable 'u'")
 
 

@@ -11,7 +11,7 @@ from loopinterp.compiler import compile_program
 from loopinterp.decompiler import decompile
 from loopinterp.decompiler.evidence import TRAJECTORY
 from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
-from loopinterp.decompiler.region_refinement import Refinement, refine
+from loopinterp.decompiler.region_refinement import _Refinement, refine
 from loopinterp.decompiler.table_predictions import TablePrediction
 from loopinterp.programs import get_program
 from loopinterp.programs.equivalence import inputs_of
@@ -24,7 +24,7 @@ def runs_of(model: object, n: int, seed: int = 0, number: int = 4000) -> Interch
     return InterchangeTrajectories.drawn(runs, number, torch.Generator().manual_seed(seed))
 
 
-def refined(name: str, n: int = 5) -> tuple[Refinement, InterchangeTrajectories]:
+def refined(name: str, n: int = 5) -> tuple[_Refinement, InterchangeTrajectories]:
     model = compile_program(get_program(name), max_length=n + 1).model
     runs, others = [runs_of(model, n)], [runs_of(model, n, seed=1)]
     return refine(runs, others, most_values=6), runs_of(model, n, 2)

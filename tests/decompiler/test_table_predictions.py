@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.compiler import compile_program
 from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
-from loopinterp.decompiler.region_refinement import Refinement, refine
+from loopinterp.decompiler.region_refinement import _Refinement, refine
 from loopinterp.decompiler.table_predictions import (
     TablePrediction,
     n_wrong,
@@ -47,7 +47,7 @@ def runs_of(model: object, n: int, seed: int) -> InterchangeTrajectories:
     return InterchangeTrajectories.drawn(runs, 2000, torch.Generator().manual_seed(seed))
 
 
-def ripple() -> tuple[Refinement, list[InterchangeTrajectories]]:
+def ripple() -> tuple[_Refinement, list[InterchangeTrajectories]]:
     """A ripple read at two lengths, and runs that its table was not made from."""
     model = compile_program(get_program("ripple"), max_length=7).model
     runs, others = ([runs_of(model, n, seed) for n in (4, 6)] for seed in (0, 1))
@@ -73,7 +73,7 @@ def late_xor() -> LoopProgram:
     )
 
 
-def names(refinement: Refinement) -> dict[tuple[int, int], int]:
+def names(refinement: _Refinement) -> dict[tuple[int, int], int]:
     return {(t, v): v for t, size in refinement.regions.sizes.items() for v in range(size)}
 
 

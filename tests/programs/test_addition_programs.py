@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.programs import UNKNOWN, Intervention, get_program
-from loopinterp.programs.addition_programs import FOR_EVER, HELD_RIPPLES, held_ripple
+from loopinterp.programs.addition_programs import _HELD_RIPPLES, FOR_EVER, held_ripple
 from loopinterp.tasks import Addition
 from tests.programs.injected_carries import HOLDS, simulated
 from tests.programs.inputs import chains_through_bit_4, every_input
@@ -46,7 +46,7 @@ def test_a_changed_carry_is_mended_and_the_change_runs_on():
         assert differs[t][:, wrong].all()
 
 
-@pytest.mark.parametrize("program", HELD_RIPPLES, ids=lambda p: p.name)
+@pytest.mark.parametrize("program", _HELD_RIPPLES, ids=lambda p: p.name)
 def test_in_clean_runs_it_does_what_the_plain_ripple_does_at_every_loop(program):
     for n in (1, 2, 5):
         inputs = every_input(TASK, n).inputs
@@ -100,7 +100,7 @@ def test_a_reset_takes_the_age_with_the_carry():
     assert not run.variables["age"][:, 0, 2].any()
 
 
-@pytest.mark.parametrize("program", HELD_RIPPLES, ids=lambda p: p.name)
+@pytest.mark.parametrize("program", _HELD_RIPPLES, ids=lambda p: p.name)
 def test_a_carry_that_is_taken_away_is_filled_in_again_at_once(program):
     tokens = torch.tensor([[4, 3, 1, 1, 2, 0]])
     clean = program.trace(tokens, 9).variables["carry"]

@@ -22,7 +22,7 @@ from loopinterp.programs import (
     tokens,
     var,
 )
-from loopinterp.programs.addition_programs import INPUTS, generate, propagate
+from loopinterp.programs.addition_programs import _INPUTS, generate, propagate
 from loopinterp.programs.equivalence import (
     EXAMPLES,
     INTERVENTIONS,
@@ -240,7 +240,7 @@ def carries_out():
     return LoopProgram(
         name="carries_out",
         task="addition",
-        inputs=INPUTS,
+        inputs=_INPUTS,
         prepare={"carry": full(0)},
         step={"carry": generate | (propagate & shift_right(carry))},
         finish=propagate ^ shift_right(carry),

@@ -22,7 +22,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.selection import Relation, look_up, smallest_integers
+from loopinterp.programs.selection import _Relation, _smallest_integers, look_up
 from tests.programs.batches import Row, agree, batches
 from tests.programs.reference import OPERATIONS, PREDICATES
 
@@ -151,7 +151,7 @@ def test_a_table_of_near_or_far_keys_is_looked_up_exactly(table, values, default
     st.lists(st.tuples(WIDE, WIDE), min_size=1, max_size=8),
 )
 def test_a_relation_holds_for_its_pairs_and_no_others(pairs, asked):
-    relation = Relation(pairs, torch.device("cpu"))
+    relation = _Relation(pairs, torch.device("cpu"))
     k, q = torch.tensor(asked).T
     holds = relation.holds(
         relation.key_rows(k)[None, None, :], relation.query_columns(q)[None, :, None]
@@ -163,7 +163,7 @@ def test_a_relation_holds_for_its_pairs_and_no_others(pairs, asked):
 def test_a_relation_of_few_or_many_queries_holds_for_its_pairs_and_no_others(queries):
     pairs = [(key, key * key % queries - 5) for key in range(2 * queries)]
     pairs += [(-1, query - 5) for query in range(queries)]
-    relation = Relation(pairs, torch.device("cpu"))
+    relation = _Relation(pairs, torch.device("cpu"))
     k, q = torch.arange(-3, 2 * queries + 3), torch.arange(-8, queries)
     holds = relation.holds(relation.key_rows(k)[None, :], relation.query_columns(q)[:, None])
     assert holds.tolist() == [[(a, b) in pairs for a in k.tolist()] for b in q.tolist()]
@@ -172,8 +172,8 @@ def test_a_relation_of_few_or_many_queries_holds_for_its_pairs_and_no_others(que
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
 def test_the_smallest_integers_hold_their_ends_and_nothing_beyond(dtype):
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    assert smallest_integers(low, high) == dtype
-    assert smallest_integers(0, high) == smallest_integers(low, 0) == dtype
+    assert _smallest_integers(low, high) == dtype
+    assert _smallest_integers(0, high) == _smallest_integers(low, 0) == dtype
     if dtype != torch.int64:
-        assert smallest_integers(low - 1, 0) != dtype
-        assert smallest_integers(0, high + 1) != dtype
+        assert _smallest_integers(low - 1, 0) != dtype
+        assert _smallest_integers(0, high + 1) != dtype

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loopinterp.core.errors import InputError
 from loopinterp.programs import selection
-from loopinterp.programs.selection import MAX_POSITIONS, Selection
+from loopinterp.programs.selection import _MAX_POSITIONS, Selection
 from tests.programs.reference import PREDICATES
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -85,8 +85,8 @@ def built(case: tuple) -> tuple[Selection, torch.Tensor, list[list[list[bool]]]]
 def in_parts(chunk: int, step: int) -> Iterator[None]:
     """Few elements at a time, so that a small batch falls into many parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "CHUNK_ELEMENTS", chunk)
-        patch.setattr(selection, "STEP_ELEMENTS", step)
+        patch.setattr(selection, "_CHUNK_ELEMENTS", chunk)
+        patch.setattr(selection, "_STEP_ELEMENTS", step)
         yield
 
 
@@ -175,6 +175,6 @@ def test_what_is_reduced_lies_in_memory_as_the_tokens_do():
 
 
 def test_sequences_beyond_the_longest_are_refused():
-    long = torch.zeros(1, MAX_POSITIONS + 1, dtype=torch.int64)
+    long = torch.zeros(1, _MAX_POSITIONS + 1, dtype=torch.int64)
     with pytest.raises(InputError, match=r"^sequence:"):
         Selection(long, long, "==", causal=True)
