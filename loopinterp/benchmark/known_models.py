@@ -70,7 +70,7 @@ class KnownModel(ShortRepr):
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """The part of states outside the circuit's directions."""
         written = torch.cat([d.write for d in self.compiled.circuit.directions.values()])
-        basis = orthonormal(written.double()).to(states)  # [rank, d_model], of the circuit
+        basis = orthonormal(written).to(states)  # [rank, d_model], of the circuit
         rest = states - (states @ basis.mT) @ basis
         return torch.zeros_like(rest) if len(basis) == states.shape[-1] else rest
 

@@ -315,9 +315,7 @@ def score_variables(
             fix = "Return one tensor [rank, d_model] for each variable."
             raise InputError(what, expected=expected, given=got, fix=fix)
     # Variable -> [rank, d_model], orthonormal rows, so that an interchange is one projection.
-    bases = {
-        name: orthonormal(rows.double()).to(rows) for name, rows in subspaces.items() if len(rows)
-    }
+    bases = {name: orthonormal(rows) for name, rows in subspaces.items() if len(rows)}
     share = len(bases) / len(program.variables)
     row: dict[str, float] = dict.fromkeys(("iia", "low", "high", "random"), float("nan"))
     if bases:

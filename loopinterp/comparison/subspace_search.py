@@ -17,6 +17,7 @@ from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_runs import Prediction
 from loopinterp.comparison.rule import THRESHOLD, delay_groups
+from loopinterp.compiler.circuit import orthonormal
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice, check_integer
 from loopinterp.core.intervals import wilson_estimate
@@ -393,8 +394,9 @@ class _LabelledStates(NamedTuple):
     ) -> Float[Tensor, "rank d_model"]:
         """Orthonormal rows that span the variables' directions, from 8192 states."""
         states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
-        bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
-        return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
+        basis = partial(orthonormal, least=1e-2)  # smaller singular values are rounding
+        bases = [basis(directions(states, v)) for v in labels if len(v.unique()) > 1]
+        return basis(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
 
     def subspace_by_token(
         self, directions: _Directions = probe_directions
@@ -402,11 +404,6 @@ class _LabelledStates(NamedTuple):
         # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
-
-
-def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_model"]:
-    _, sizes, basis = torch.linalg.svd(rows.double(), full_matrices=False)
-    return basis[sizes > 1e-2 * sizes[:1]].to(rows)  # smaller singular values are rounding
 
 
 @torch.no_grad()

@@ -144,8 +144,7 @@ class Circuit(ShortRepr):
 
     def subspace(self, variable: str) -> Float[Tensor, "rank d_model"]:
         """An orthonormal basis of the directions that write a variable."""
-        write = self.directions_of(variable).write
-        return orthonormal(write.double()).to(write.dtype)
+        return orthonormal(self.directions_of(variable).write)
 
     def moved(
         self,
@@ -220,11 +219,14 @@ class Circuit(ShortRepr):
 
 
 def orthonormal(
-    rows: Float[Tensor, "row d_model"], largest: float | None = None
+    rows: Float[Tensor, "row d_model"], *, largest: float | None = None, least: float = ROUNDING
 ) -> Float[Tensor, "rank d_model"]:
-    """An orthonormal basis of the span of rows, up to :data:`ROUNDING` of the largest size."""
+    """An orthonormal basis of the span of rows, found in float64.
+
+    Singular values of at most ``least`` times the largest are left out.
+    """
     # sizes [k], largest first, and basis [k, d_model]; k is the lesser of row and d_model.
-    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    _, sizes, basis = torch.linalg.svd(rows.double(), full_matrices=False)
     if largest is None:
         largest = float(sizes.max()) if len(sizes) else 0.0
-    return basis[sizes > max(ROUNDING * largest, 1e-300)]
+    return basis[sizes > max(least * largest, 1e-300)].to(rows)

@@ -18,7 +18,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.decompiler.decompilation import READ_AT, Decompiled, Length, Lengths, decompile
-from loopinterp.decompiler.evidence import NONE, Claim, Refusal, judged_lengths
+from loopinterp.decompiler.evidence import NONE, Claim, Refusal
 from loopinterp.decompiler.interchange_runs import n_loops_of
 from loopinterp.decompiler.program_writing import Messages, response_times
 from loopinterp.decompiler.transition_table import EDGE
@@ -124,15 +124,10 @@ def decompilation_study(
     need_model_of(task, model)
     need_loops(model)
     read_at = sorted({n} if isinstance(n, int) else {*n})
-    judged_at = lengths or judged_lengths(model, task, read_at)
     about = {"study": "decompilation", "n": read_at, "n_exchanges": n_exchanges}
     with study(seed, **about, model=describe_model(model)) as watch:
-        options: dict[str, Any] = {
-            "n": read_at,
-            "lengths": sorted({*judged_at}),
-            "n_exchanges": n_exchanges,
-            "seed": seed,
-        }
+        options: dict[str, Any] = {"n": read_at, "lengths": lengths, "n_exchanges": n_exchanges}
+        options["seed"] = seed
         result = decompile(model, task, tolerances=(0.0,), **options)
         sharp = result.program is not None
         if not sharp:

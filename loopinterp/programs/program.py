@@ -30,6 +30,7 @@ from loopinterp.programs.language import UNKNOWN, full, var
 from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.programs.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
+from loopinterp.tasks.task import need
 
 # T(n), the required number of loops for length n; it should print and compare
 RequiredLoops: TypeAlias = Callable[[int], int]
@@ -128,38 +129,35 @@ class LoopProgram(ShortRepr):
         object.__setattr__(self, "task_settings", MappingProxyType(dict(self.task_settings)))
         need_seq(self.finish, "finish")
         object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
-        if not 0 < len(self.inputs) <= MAX_TABLE:
-            got, expected = "more" if self.inputs else "none", f"1 to {MAX_TABLE:,} input tokens"
-            raise self._refused("inputs", expected, got, "List what each token means, once.")
-        if not callable(self.n_loops):
-            expected, fix = "T(n) as a function of n", "Pass Linear(...) or CeilLog2(...)."
-            raise self._refused("n_loops", expected, repr(self.n_loops), fix)
+        fits = 0 < len(self.inputs) <= MAX_TABLE
+        got, expected = "more" if self.inputs else "none", f"1 to {MAX_TABLE:,} input tokens"
+        self._need(fits, "inputs", expected, got, "List what each token means, once.")
+        expected, fix = "T(n) as a function of n", "Pass Linear(...) or CeilLog2(...)."
+        self._need(callable(self.n_loops), "n_loops", expected, repr(self.n_loops), fix)
         self._check_variables()
         named: dict[str, Select] = {}
         for select in selects(self.expressions):
             name = select.name or repr(select)
-            if named.setdefault(name, select) is not select:
-                expected, got = "one selector of that name", f"{named[name]!r} and {select!r}"
+            if (other := named.setdefault(name, select)) is not select:
+                what, got = f"selector {name!r} of program {self.name}", f"{other!r} and {select!r}"
                 fix = "Give one of them another name."
-                raise self._refused(f"selector {name!r}", expected, got, fix)
+                raise InputError(what, expected="one selector of that name", given=got, fix=fix)
 
     def _check_variables(self) -> None:
+        fix = "Give prepare={'x': ...} and step={'x': ...}."
         for part in ("prepare", "step"):
-            if not getattr(self, part):
-                fix = "Give prepare={'x': ...} and step={'x': ...}."
-                raise self._refused(part, "at least one variable", "none", fix)
+            self._need(getattr(self, part), part, "at least one variable", "none", fix)
+        expected, fix = "a function of the tokens", "Use that variable's own expression."
         for name, x in self.prepare.items():
-            if x.variables:
-                got = f"the variable {min(x.variables)!r}, which has no value yet"
-                fix = "Use that variable's own expression."
-                raise self._refused(f"prepare, {name}", "a function of the tokens", got, fix)
+            got = f"the variable {min(x.variables, default='')!r}, which has no value yet"
+            self._need(not x.variables, f"prepare, {name}", expected, got, fix)
         read = [(f"step, {name} =", x, x.variables | {name}) for name, x in self.step.items()]
         for what, x, names in [*read, ("finish", self.finish, self.finish.variables)]:
             for name in sorted(names - {*self.prepare}):
                 raise unknown_name(f"{what} {x!r}: variable", name, self.prepare)
 
-    def _refused(self, what: str, expected: str, got: str, fix: str) -> InputError:
-        return InputError(f"{what} of program {self.name}", expected=expected, given=got, fix=fix)
+    def _need(self, holds: object, what: str, expected: str, got: str, fix: str) -> None:
+        need(holds, f"{what} of program {self.name}", expected, got, fix)
 
     def _shown(self) -> list[tuple[str, object]]:
         return [(name, getattr(self, name)) for name in ("name", "task", "variables", "doc")]
@@ -276,25 +274,22 @@ class LoopProgram(ShortRepr):
         self, tokens: Tensor, n_loops: int, start_at_loop: int, start: Mapping[str, Tensor]
     ) -> None:
         check_tokens(tokens, len(self.inputs), "tokens")
-        if tokens.numel() == 0:
-            got, fix = f"shape {list(tokens.shape)}", "Pass a batch that is not empty."
-            raise self._refused("tokens", "at least one example and one position", got, fix)
+        expected, got = "at least one example and one position", f"shape {list(tokens.shape)}"
+        self._need(tokens.numel(), "tokens", expected, got, "Pass a batch that is not empty.")
         check_integer("n_loops", n_loops, least=0)
         fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
         check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
         size, most = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel(), 2**30
-        if size > most:  # 8 GiB
-            expected = f"at most {most:,} values (loops x variables x batch x positions)"
-            fix = "Run fewer loops or examples at a time; start_at_loop continues a run."
-            raise self._refused("trace", expected, f"{size:,}", fix)
+        expected = f"at most {most:,} values (loops x variables x batch x positions)"  # 8 GiB
+        fix = "Run fewer loops or examples at a time; start_at_loop continues a run."
+        self._need(size <= most, "trace", expected, f"{size:,}", fix)
         for name, values in start.items():
             check_choice(f"variable of program {self.name}", name, self.prepare)
             check_values(f"values of variable {name!r}", values, tokens, torch.int64)
         missing = [name for name in self.step if name not in start]
-        if start_at_loop > 0 and missing:
-            expected, got = f"values of {', '.join(self.step)}", f"none of {', '.join(missing)}"
-            fix = "Take them from a trace: {name: trace.variables[name][t] for name in ...}."
-            raise self._refused("variables", expected, got, fix)
+        expected, got = f"values of {', '.join(self.step)}", f"none of {', '.join(missing)}"
+        fix = "Take them from a trace: {name: trace.variables[name][t] for name in ...}."
+        self._need(start_at_loop == 0 or not missing, "variables", expected, got, fix)
 
 
 @dataclass(frozen=True)
