@@ -13,7 +13,7 @@ import torch
 from pydantic import PositiveInt
 from torch.nn.functional import one_hot
 
-from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.compiler.validation import validate
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice
 from loopinterp.core.settings import Seed
@@ -229,7 +229,7 @@ class ProgramModel(ShortRepr):
         need(hold_tokens or not reads, "hold_tokens", expected, "False", "Leave it out.")
         self.program, self.hold_tokens = program, hold_tokens
         source = validate(program, max_length=max_length)
-        domains = infer_domains(source)
+        domains = source.domains
         # Every value that a variable takes, at the start or after a step, in order.
         self._values = {
             name: torch.from_numpy(np.union1d(domains[source.prepare[name]], domains[stepped]))

@@ -11,7 +11,7 @@ from loopinterp.compiler.assembly import assemble
 from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
-from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.compiler.validation import validate
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.text import ShortRepr
@@ -120,8 +120,8 @@ def compile_program(
         [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 1]]
     """
     source = validate(program, max_length)
-    domains = infer_domains(source)
-    low, high = int(domains[source.finish].min()), int(domains[source.finish].max())
+    answers = source.domains[source.finish]
+    low, high = int(answers.min()), int(answers.max())
     what = f"finish of program {source.program.name}, {source.finish!r}"
     expected = f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)"
     got = f"{low if low < UNKNOWN else high} as a possible value"
@@ -130,5 +130,5 @@ def compile_program(
     classes = max(1 + high, 1)
     n_outputs = max(classes, 2) if n_outputs is None else n_outputs
     check_integer("n_outputs", n_outputs, least=classes, fix="Pass the classes of the task.")
-    layout = lay_out(lower_program(source, domains))
+    layout = lay_out(lower_program(source))
     return Compiled(assemble(layout, n_outputs), describe(layout), source.program)

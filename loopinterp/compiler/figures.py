@@ -13,7 +13,7 @@ from pydantic import Field
 from loopinterp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
-from loopinterp.compiler.validation import MAX_LENGTH, infer_domains, validate
+from loopinterp.compiler.validation import MAX_LENGTH, validate
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.figures.circuit_graph import CircuitGraph
@@ -79,8 +79,7 @@ def draw_program(
         <CircuitGraph ripple: 8 nodes, 10 edges>
     """
     try:
-        source = validate(program, max_length)
-        circuit = describe(lay_out(lower_program(source, infer_domains(source))))
+        circuit = describe(lay_out(lower_program(validate(program, max_length))))
     except InputError:
         return draw(program)
     return draw(circuit, program=program)

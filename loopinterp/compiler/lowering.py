@@ -14,7 +14,7 @@ from functools import partial
 from loopinterp.compiler.features import Feature, FeatureFunction, constant, fuse, of_feature
 from loopinterp.compiler.heads import AggregateHeads, AttentionRelation
 from loopinterp.compiler.lookups import FeatureWriter, has_few_rules
-from loopinterp.compiler.validation import ValidatedProgram, Values, applied
+from loopinterp.compiler.validation import ValidatedProgram, applied
 from loopinterp.core.errors import InputError
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import Indices, Seq, Tokens, Var
@@ -46,7 +46,7 @@ class LoweredProgram:
         return self.prelude, self.block, self.coda
 
 
-def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> LoweredProgram:
+def lower_program(source: ValidatedProgram) -> LoweredProgram:
     """Lower a program.
 
     Raises:
@@ -56,11 +56,11 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     indices = Feature("indices", tuple(range(source.max_length)), "indices")
     inputs = {Tokens(): of_feature(tokens), Indices(): of_feature(indices)}
     variables = {
-        name: Feature(name, tuple(domains[Var(name)].tolist()), "variable")
+        name: Feature(name, tuple(source.domains[Var(name)].tolist()), "variable")
         for name in source.prepare
     }
 
-    prelude = SectionLowering("prelude", source, domains, inputs, indices)
+    prelude = SectionLowering("prelude", source, inputs, indices)
     embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
     fixed: dict[Expr, Feature] = {}
     for node in _constant_nodes(source):
@@ -70,7 +70,7 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
 
     stored = {**fixed, **{Var(name): feature for name, feature in variables.items()}}
     known = {**inputs, **{node: of_feature(feature) for node, feature in stored.items()}}
-    block = SectionLowering("block", source, domains, known, indices)
+    block = SectionLowering("block", source, known, indices)
     next_state: dict[Feature, Feature] = {}
     becomes = {name: block.function(x) for name, x in source.step.items()}
     for name, function in becomes.items():
@@ -78,7 +78,7 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
         written = block.writer.store(function, what, role="variable", values=variable.values)
         next_state[written] = variable
 
-    coda = SectionLowering("coda", source, domains, known, indices)
+    coda = SectionLowering("coda", source, known, indices)
     answer = coda.function(source.finish)
     name = f"answer: {code(source.finish, short=True)}"
     if not answer.for_attention:
@@ -170,11 +170,10 @@ class SectionLowering:
         self,
         name: str,
         source: ValidatedProgram,
-        domains: Mapping[Expr, Values],
         known: dict[Expr, FeatureFunction],
         indices: Feature,
     ) -> None:
-        self.name, self.source, self.domains = name, source, domains
+        self.name, self.source = name, source
         self.functions: dict[Expr, FeatureFunction] = dict(known)
         self.writer = FeatureWriter(source)
         self._heads = AggregateHeads(self.writer, indices)
@@ -195,7 +194,7 @@ class SectionLowering:
                 case _:
                     assert not isinstance(node, Seq), f"{node!r} is not known in the {self.name}"
                     continue  # a selection is lowered where it is read
-            self.functions[node] = function.within(self.domains[node])
+            self.functions[node] = function.within(self.source.domains[node])
         return self.functions[expr]
 
     def _relation(self, select: nodes.Selector) -> AttentionRelation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, cast
 
 import numpy as np
@@ -51,6 +51,11 @@ class ValidatedProgram:
     selects: dict[Select, Select]  # -> those of the program in their place, whose names traces know
     max_length: int
     causal: bool  # whether all selections are, so that the model's attention can be
+
+    @cached_property
+    def domains(self) -> dict[Expr, Values]:
+        """:func:`infer_domains`."""
+        return infer_domains(self)
 
     @property
     def roots(self) -> dict[str, Iterable[Seq]]:

@@ -10,7 +10,7 @@ import pytest
 from loopinterp.compiler import compile_program
 from loopinterp.compiler.features import Feature, of_feature
 from loopinterp.compiler.lowering import LoweredProgram, SectionLowering, lower_program
-from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.compiler.validation import validate
 from loopinterp.core.errors import InputError
 from loopinterp.programs import (
     aggregate,
@@ -37,8 +37,7 @@ u, v = var("u"), var("v")
 
 
 def planned(program, max_length=6) -> LoweredProgram:
-    source = validate(program, max_length)
-    return lower_program(source, infer_domains(source))
+    return lower_program(validate(program, max_length))
 
 
 def roles_of(lowered: LoweredProgram) -> dict[str, str]:
@@ -130,7 +129,7 @@ def lowered(x, *, n_tokens=3, max_length=6):
     places = Feature("indices", tuple(range(max_length)), "indices")
     read = Feature("tokens", tuple(range(n_tokens)), "tokens")
     known = {Tokens(): of_feature(read), Indices(): of_feature(places)}
-    section = SectionLowering("prelude", source, infer_domains(source), known, places)
+    section = SectionLowering("prelude", source, known, places)
     return section, section.function(source.prepare["u"])
 
 

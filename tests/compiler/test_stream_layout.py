@@ -13,7 +13,7 @@ from loopinterp.compiler.circuit import FeatureNode, HeadNode, NeuronGroup
 from loopinterp.compiler.features import Feature
 from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import StreamLayout, lay_out
-from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.compiler.validation import validate
 from loopinterp.programs import (
     LoopProgram,
     get_program,
@@ -39,7 +39,7 @@ u = var("u")
 
 def laid_out(program: LoopProgram, max_length: int) -> StreamLayout:
     source = validate(program, max_length)
-    return lay_out(lower_program(source, infer_domains(source)))
+    return lay_out(lower_program(source))
 
 
 def slots(feature: Feature) -> set[int]:
