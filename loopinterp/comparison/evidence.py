@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from loopinterp.comparison.pair_strategies import PairStrategy
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
+    from loopinterp.programs.interpreter import Trace
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.programs.trace import Trace
     from loopinterp.tasks.task import Batch
 
 Untried = Literal[

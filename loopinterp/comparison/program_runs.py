@@ -19,10 +19,10 @@ from loopinterp.core.errors import check_choice
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Tokens
+from loopinterp.programs.interpreter import Intervention
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.nodes import postorder
 from loopinterp.programs.program import ProgramOffset, with_output_lag
-from loopinterp.programs.trace import Intervention
 from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.interventions.pairs import InterchangePairs
+    from loopinterp.programs.interpreter import Trace
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.programs.trace import Trace
 
 _AT_A_TIME = 2**16  # positions of all pairs that run together
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
+    from loopinterp.programs.interpreter import Trace
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.programs.trace import Trace
     from loopinterp.tasks.task import Batch, Task
 
 

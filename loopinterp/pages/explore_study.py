@@ -29,8 +29,8 @@ from loopinterp.pages.explored_run import (
     assemble,
     program_values,
 )
+from loopinterp.programs.interpreter import constant_from
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.programs.trace import constant_from
 from loopinterp.tasks.sampling import as_batches
 from loopinterp.tasks.task import IGNORE, Batch
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.core.results import Stopwatch
+    from loopinterp.programs.interpreter import Trace
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.programs.trace import Trace
 
 
 class ExampleReason(Enum):

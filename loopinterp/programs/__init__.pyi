@@ -1,6 +1,8 @@
 from .equivalence import equivalence as equivalence
 from .expressions import Selector as Selector
 from .expressions import Seq as Seq
+from .interpreter import Intervention as Intervention
+from .interpreter import Trace as Trace
 from .interpreter import evaluate as evaluate
 from .language import UNKNOWN as UNKNOWN
 from .language import aggr as aggr
@@ -46,5 +48,3 @@ from .stock_programs import get_program as get_program
 from .stock_programs import list_programs as list_programs
 from .stock_programs import prefix_automaton as prefix_automaton
 from .stock_programs import register_program as register_program
-from .trace import Intervention as Intervention
-from .trace import Trace as Trace

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from loopinterp.programs.interpreter import Intervention
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram, ProgramOffset
-from loopinterp.programs.trace import Intervention
 from loopinterp.tasks.task import IGNORE, Batch
 
 AT_A_TIME = 2**15  # interventions that are run together

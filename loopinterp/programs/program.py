@@ -25,10 +25,15 @@ from loopinterp.programs.expressions import (
     selectors,
     selects,
 )
-from loopinterp.programs.interpreter import Interpreter, check_values
+from loopinterp.programs.interpreter import (
+    Interpreter,
+    Intervention,
+    LazySelectors,
+    Trace,
+    check_values,
+)
 from loopinterp.programs.language import UNKNOWN, full, var
 from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
-from loopinterp.programs.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
 from loopinterp.tasks.task import need
 

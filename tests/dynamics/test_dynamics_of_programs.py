@@ -24,7 +24,7 @@ from loopinterp.dynamics import (
 from loopinterp.dynamics.limits import around
 from loopinterp.models import Iteration, bind
 from loopinterp.programs import get_program, list_programs, tokens, var
-from loopinterp.programs.trace import Trace
+from loopinterp.programs.interpreter import Trace
 from loopinterp.tasks import Batch, get_task
 from tests.compiler.small_programs import every_input, program
 
