@@ -14,7 +14,7 @@ from loopinterp.comparison.pair_strategies import BOTH, TOKEN
 from loopinterp.comparison.program_comparison import ProgramComparison
 from loopinterp.comparison.rule import LEAST_INPUTS, THRESHOLD, Verdict
 from loopinterp.comparison.variables import Decodability
-from loopinterp.comparison.words import UNTRIED, details, headline, plain, quoted, why_none
+from loopinterp.comparison.words import UNTRIED, parts, plain, quoted
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.figures import (
@@ -45,16 +45,12 @@ def _comparison_findings(result: ProgramComparison) -> list[Finding]:
     elif verdict.refuted:
         only = result.data.sizes["program"] == 1
         value = f"not {plain(verdict.closest)}" if only else "none of these"
-    each = {name: (v, result.data.sel(model=name)) for name, v in result.verdicts.items()}
-    texts = {name: headline(v, data) for name, (v, data) in each.items()}
-    text = " ".join(f"{name}: {t}" if several else t for name, t in texts.items())
-    findings = [
-        Finding(text, section="verdict", value=value, good=bool(verdict.identified) or None)
-    ]
-    programs = result.data["program"].values.tolist()
-    for name, (v, data) in each.items():
-        offset = result.alignments[name][programs.index(v.closest)]
-        rest = [" ".join(details(v, data, offset)), why_none(v), *_controls(data, v.closest)]
+    each = {name: parts(result, name) for name in result.verdicts}
+    text = " ".join(f"{name}: {first}" if several else first for name, (first, *_) in each.items())
+    good = bool(verdict.identified) or None
+    findings = [Finding(text, section="verdict", value=value, good=good)]
+    for name, (_, *rest) in each.items():
+        rest += _controls(result.data.sel(model=name), result.verdicts[name].closest)
         findings += [Finding(f"{name}: {t}" if several else t) for t in rest if t]
     if verdict.untried:
         kinds = "; ".join(UNTRIED[kind] for kind in verdict.untried)

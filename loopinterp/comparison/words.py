@@ -27,15 +27,19 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
     """The verdict in words, with its numbers; of one model or of all."""
     if model is not None:
         check_choice("model of the comparison", model, comparison.verdicts)
-    programs = comparison.data["program"].values.tolist()
-    texts = {}
-    for name in comparison.verdicts if model is None else [model]:
-        verdict, data = comparison.verdicts[name], comparison.data.sel(model=name)
-        offset = comparison.alignments[name][programs.index(verdict.closest)]
-        sentences = headline(verdict, data), *details(verdict, data, offset), why_none(verdict)
-        texts[name] = " ".join(filter(None, sentences))
+    names = comparison.verdicts if model is None else [model]
+    texts = {name: " ".join(filter(None, parts(comparison, name))) for name in names}
     several = model is None and len(texts) > 1
     return " ".join(f"{name}: {text}" if several else text for name, text in texts.items())
+
+
+def parts(comparison: ProgramComparison, model: str) -> tuple[str, str, str]:
+    """The headline, the details, and why no program is identified ("" if one is)."""
+    verdict, data = comparison.verdicts[model], comparison.data.sel(model=model)
+    number = data["program"].values.tolist().index(verdict.closest)
+    offset = comparison.alignments[model][number]
+    rest = " ".join(details(verdict, data, offset))
+    return headline(verdict, data), rest, why_none(verdict)
 
 
 def headline(verdict: Verdict, data: xr.Dataset) -> str:
