@@ -49,7 +49,7 @@ from loopinterp.models import LoopedTransformerConfig
 from loopinterp.programs import equivalence
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch, need
 
 UnrolledEdge = tuple[str, str]
 """Sender and receiver with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""
@@ -308,12 +308,10 @@ def score_variables(
     subspaces = dict(method(exercise, program))
     width = exercise.model.config.d_model
     for name, rows in subspaces.items():
-        if name not in program.variables or rows.ndim != 2 or rows.shape[1] != width:
-            what = f"subspace of {name!r}"
-            expected = f"rows of d_model = {width}, of one of {', '.join(program.variables)}"
-            got = f"shape {list(rows.shape)}"
-            fix = "Return one tensor [rank, d_model] for each variable."
-            raise InputError(what, expected=expected, given=got, fix=fix)
+        fits = name in program.variables and rows.ndim == 2 and rows.shape[1] == width
+        expected = f"rows of d_model = {width}, of one of {', '.join(program.variables)}"
+        what, got = f"subspace of {name!r}", f"shape {list(rows.shape)}"
+        need(fits, what, expected, got, "Return one tensor [rank, d_model] for each variable.")
     # Variable -> [rank, d_model], orthonormal rows, so that an interchange is one projection.
     bases = {name: orthonormal(rows) for name, rows in subspaces.items() if len(rows)}
     share = len(bases) / len(program.variables)

@@ -29,6 +29,7 @@ from loopinterp.compiler.features import (
 )
 from loopinterp.compiler.validation import ValidatedProgram
 from loopinterp.core.errors import InputError
+from loopinterp.tasks.task import need
 
 _MAX_LAYERS = 128  # most layers of a section
 _MAX_UNITS = 8_192  # most units of one function
@@ -45,10 +46,10 @@ class FeatureWriter:
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        if writes.layer >= _MAX_LAYERS:
-            expected = f"what at most {_MAX_LAYERS} layers can compute, one after the other"
-            fix = "Keep intermediate values in variables, and let loops do what repeats."
-            raise self._refused(feature.name, expected, "an expression that takes more", fix)
+        what = f"{feature.name} of program {self.source.program.name}"
+        expected = f"what at most {_MAX_LAYERS} layers can compute, one after the other"
+        fix = "Keep intermediate values in variables, and let loops do what repeats."
+        need(writes.layer < _MAX_LAYERS, what, expected, "an expression that takes more", fix)
         feature.layer, feature.writes = writes.layer, writes
         self.written.append(feature)
         return feature
@@ -68,12 +69,9 @@ class FeatureWriter:
             sizes = " and ".join(f"{len(f.values)} values" for f in function.features)
             expected, got = "an operation that one layer can look up", f"a function of {sizes}"
             fix = "Compile for a smaller max_length, or write it in smaller steps."
-            raise self._refused(name, expected, got, fix)
+            what = f"{name} of program {self.source.program.name}"
+            raise InputError(what, expected=expected, given=got, fix=fix)
         return self.write(Feature(name, taken, role), writes)
-
-    def _refused(self, name: str, expected: str, got: str, fix: str) -> InputError:
-        what = f"{name} of program {self.source.program.name}"
-        return InputError(what, expected=expected, given=got, fix=fix)
 
 
 def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:

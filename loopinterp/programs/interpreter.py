@@ -21,7 +21,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.selection import OPS, Selection, look_up
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.task import need
 
 
 def evaluate(
@@ -39,9 +39,9 @@ def evaluate(
     if not isinstance(expr, Expr):
         nodes.need_seq(expr, "expression")
     is_int64 = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
-    if not is_int64 or tokens.ndim != 2 or tokens.shape[1] == 0:
-        expected, fix = "int64 tokens of shape [batch, pos]", "Add a batch axis with tokens[None]."
-        raise InputError("tokens", expected=expected, given=describe_tensor(tokens), fix=fix)
+    fits = is_int64 and tokens.ndim == 2 and tokens.shape[1]
+    expected, fix = "int64 tokens of shape [batch, pos]", "Add a batch axis with tokens[None]."
+    need(fits, "tokens", expected, tokens, fix)
     for name, values in (variables or {}).items():
         check_values(f"values of variable {name!r}", values, tokens, torch.int64)
     return Interpreter(tokens).value(expr, variables or {})
@@ -51,10 +51,9 @@ def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) 
     """Raise unless ``values`` has this dtype, and the tokens' shape and device."""
     is_tensor = isinstance(values, torch.Tensor)
     kind = (values.dtype, values.shape, values.device) if is_tensor else None
-    if kind != (dtype, tokens.shape, tokens.device):
-        expected = f"{dtype} of shape {list(tokens.shape)} on {tokens.device}"
-        fix = "Pass one value per example and position, as the tokens have."
-        raise InputError(what, expected=expected, given=describe_tensor(values), fix=fix)
+    expected = f"{dtype} of shape {list(tokens.shape)} on {tokens.device}"
+    fix = "Pass one value per example and position, as the tokens have."
+    need(kind == (dtype, tokens.shape, tokens.device), what, expected, values, fix)
 
 
 # Nodes in the order of computation, each with those whose last use it is
