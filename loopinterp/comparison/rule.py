@@ -150,19 +150,14 @@ def decide(
     # Those whose whole-run intervals overlap with the closest's, or that no pair separates from it.
     ends = dict(zip(programs, _whole_run(counts.sel(stratum=ALL))))
     overlapping = [q for q in programs if q in unseparated or ends[q][2] >= ends[closest][1]]
-    # Late delays at which few interchanges are effective do not end it; a clear failure does.
-    so_far = wilson_estimate(its.prefix_right, its.prefix_effective, independent=its.prefix_inputs)
-    every = its.sel(stratum=ALL)
-    there = wilson_estimate(every.right, every.effective, independent=every.effective_inputs)
-    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     tested = its.run_inputs.where(its.run_inputs > 0, drop=True)
-    n = int(every.run_effective)
+    n = int(its.run_effective.sel(stratum=ALL))
     unreached = its.run_effective.reindex(stratum=[f"{MANIFOLD}: {UNREACHED}"])
     return Verdict(
         identified=None if reasons else closest,
         closest=closest,
         clean_fits=counts.program.values[fits & (counts.decided.values > most - 0.05)].tolist(),
-        followed_for=int(followed.cumprod().sum()) - 1,
+        followed_for=_followed_for(its, threshold),
         longest_delay=counts.sizes["delay"] - 1,
         indistinguishable=[q for q in overlapping if q != closest] if reasons else [],
         unseparated=unseparated,
@@ -179,6 +174,16 @@ def _reason(code: ReasonCode, **values: Any) -> Reason:
     return Reason(
         code, {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
     )
+
+
+def _followed_for(its: xr.Dataset, threshold: float) -> int:
+    """The last delay up to which the program predicts every one; -1 if none."""
+    so_far = wilson_estimate(its.prefix_right, its.prefix_effective, independent=its.prefix_inputs)
+    every = its.sel(stratum=ALL)
+    there = wilson_estimate(every.right, every.effective, independent=every.effective_inputs)
+    # Late delays at which few interchanges are effective do not end it; a clear failure does.
+    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
+    return int(followed.cumprod().sum()) - 1
 
 
 def _whole_run(its: xr.Dataset) -> np.ndarray:

@@ -189,16 +189,24 @@ def equivalence_at(
     if not found.equivalent:
         return found
     # No difference so far: every two interchanges in one run.
-    repeated, complete = RepeatedStates(), []
+    repeated, complete = _repeated(all_runs, generator)
+    return dataclasses.replace(found, every_repeated=complete, repeated=repeated)
+
+
+def _repeated(
+    all_runs: dict[int, PairedRuns | None], generator: torch.Generator
+) -> tuple[RepeatedStates, tuple[int, ...]]:
+    """States after two interchanges, up to a length at which some differ; lengths with all."""
+    total, complete = RepeatedStates(), []
     for n, runs in all_runs.items():
-        states, all_followed = (
+        states, every = (
             (RepeatedStates(), True) if runs is None else repeated_states(runs, generator)
         )
-        repeated += states
-        complete += [n] if all_followed else []
+        total += states
+        complete += [n] if every else []
         if states.differ:
             break
-    return dataclasses.replace(found, every_repeated=tuple(complete), repeated=repeated)
+    return total, tuple(complete)
 
 
 def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
