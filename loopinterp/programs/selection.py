@@ -41,9 +41,7 @@ class Selection:
             self.k, self.q = _narrow_alike(k, q)
             self._holds = PREDICATES[predicate]
         else:
-            relation = _Relation(predicate, k.device)
-            self.k, self.q = relation.key_rows(k), relation.query_columns(q)
-            self._holds = relation.holds
+            self.k, self.q, self._holds = _by_pairs(predicate, k, q)
 
     def matrix(self) -> Bool[Tensor, "_ query key"]:
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
@@ -217,29 +215,17 @@ def look_up(
     return torch.where(keys[place] == x, new[place], default)
 
 
-class _Relation:
-    """A finite relation of (key, query) pairs, as a table of keys against queries."""
-
-    def __init__(self, pairs: Sequence[tuple[int, int]], device: torch.device) -> None:
-        both = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
-        (self._keys, row), (self._queries, column) = (
-            torch.unique(part, return_inverse=True) for part in both.T
-        )
-        # Row and column 0 are of what the relation does not know.
-        n_rows, width = len(self._keys) + 1, len(self._queries) + 1
-        self._rows = torch.arange(1, n_rows, device=device) * width
-        self._columns = torch.arange(1, width, device=device)
-        self._table = torch.zeros(n_rows * width, dtype=torch.bool, device=device)
-        self._table[self._rows[row] + self._columns[column]] = True
-
-    def key_rows(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        return look_up(k, self._keys, self._rows, 0)
-
-    def query_columns(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        return look_up(q, self._queries, self._columns, 0)
-
-    def holds(
-        self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
-    ) -> Bool[Tensor, "*both"]:
-        """Whether it holds, given :meth:`key_rows` and :meth:`query_columns`, broadcast."""
-        return self._table.take(keys + queries)
+def _by_pairs(
+    pairs: Sequence[tuple[int, int]], k: Int[Tensor, "*keys"], q: Int[Tensor, "*queries"]
+) -> tuple[Int[Tensor, "*keys"], Int[Tensor, "*queries"], Callable[[Tensor, Tensor], Tensor]]:
+    """Rows of keys and columns of queries in a table of (key, query) pairs, and what reads it."""
+    both = torch.tensor(pairs, dtype=torch.int64, device=k.device).reshape(-1, 2)
+    (keys, row), (queries, column) = (torch.unique(part, return_inverse=True) for part in both.T)
+    # Row and column 0 are of what no pair has.
+    n_rows, width = len(keys) + 1, len(queries) + 1
+    rows = torch.arange(1, n_rows, device=k.device) * width
+    columns = torch.arange(1, width, device=k.device)
+    table = torch.zeros(n_rows * width, dtype=torch.bool, device=k.device)
+    table[rows[row] + columns[column]] = True
+    at = look_up(k, keys, rows, 0), look_up(q, queries, columns, 0)
+    return *at, lambda rows, columns: table.take(rows + columns)

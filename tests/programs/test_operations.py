@@ -22,7 +22,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.selection import _Relation, _smallest_integers, look_up
+from loopinterp.programs.selection import _by_pairs, _smallest_integers, look_up
 from tests.programs.batches import Row, agree, batches
 from tests.programs.reference import OPERATIONS, PREDICATES
 
@@ -151,22 +151,20 @@ def test_a_table_of_near_or_far_keys_is_looked_up_exactly(table, values, default
     st.lists(st.tuples(WIDE, WIDE), min_size=1, max_size=8),
 )
 def test_a_relation_holds_for_its_pairs_and_no_others(pairs, asked):
-    relation = _Relation(pairs, torch.device("cpu"))
-    k, q = torch.tensor(asked).T
-    holds = relation.holds(
-        relation.key_rows(k)[None, None, :], relation.query_columns(q)[None, :, None]
-    )
-    assert holds[0].tolist() == [[(a, b) in pairs for a, _ in asked] for _, b in asked]
+    rows, columns, holds = _by_pairs(pairs, *torch.tensor(asked).T)
+    table = holds(rows[None, None, :], columns[None, :, None])
+    assert table[0].tolist() == [[(a, b) in pairs for a, _ in asked] for _, b in asked]
 
 
 @pytest.mark.parametrize("queries", [1, 7, 8, 15, 16, 31, 32, 63, 64, 100])
 def test_a_relation_of_few_or_many_queries_holds_for_its_pairs_and_no_others(queries):
     pairs = [(key, key * key % queries - 5) for key in range(2 * queries)]
     pairs += [(-1, query - 5) for query in range(queries)]
-    relation = _Relation(pairs, torch.device("cpu"))
     k, q = torch.arange(-3, 2 * queries + 3), torch.arange(-8, queries)
-    holds = relation.holds(relation.key_rows(k)[None, :], relation.query_columns(q)[:, None])
-    assert holds.tolist() == [[(a, b) in pairs for a in k.tolist()] for b in q.tolist()]
+    rows, columns, holds = _by_pairs(pairs, k, q)
+    assert holds(rows[None, :], columns[:, None]).tolist() == [
+        [(a, b) in pairs for a in k.tolist()] for b in q.tolist()
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
