@@ -30,7 +30,7 @@ def replaced(file: Path, rows: pd.DataFrame, key: Sequence[str], **reading: Any)
     if not file.exists():
         return rows
     known = pd.read_csv(file, **reading)
-    old, new = (pd.MultiIndex.from_frame(x[[*key]]) for x in (known, rows))
+    old, new = (pd.MultiIndex.from_frame(pd.DataFrame(x, columns=[*key])) for x in (known, rows))
     return pd.concat([known[~old.isin(new)], rows], ignore_index=True)
 
 
