@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, replaced, rewrite, table
 from loopinterp.benchmark import benchmark_models, judged_by_ablation
 
 FILE, PAGE = "ablated_circuits.csv", "results/known-circuits.md"
@@ -32,17 +32,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = args.results / FILE
-    known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model"])
+    done = {*pd.read_csv(path)["model"]} if path.exists() else set()
     args.results.mkdir(parents=True, exist_ok=True)
     for about in benchmark_models(args.only or None):
-        if not args.only and about.name in set(known["model"]):
+        if not args.only and about.name in done:
             continue
         generator = torch.Generator().manual_seed(0)
         batch = about.task.sample(about.n, batch_size=EXAMPLES, generator=generator)
         rows = judged_by_ablation(about.compiled, batch)
         rows = rows.assign(model=about.name, program=about.program_name, disguise=about.disguise)
-        known = pd.concat([known[known["model"] != about.name], rows], ignore_index=True)
-        known.to_csv(path, index=False, float_format="%.4g")
+        replaced(path, rows, ["model"]).to_csv(path, index=False, float_format="%.4g")
         print(about.name, f"{int(rows['right'].sum())} of {len(rows)}", flush=True)
     rewrite(args.page, tables(pd.read_csv(path)))
 

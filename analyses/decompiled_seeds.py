@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 import loopinterp
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, replaced, rewrite, table
 from loopinterp.decompiler import Decompilation, decompilation_study
 from loopinterp.decompiler.evidence import CLEAN, INTERCHANGED
 from loopinterp.tasks import get_task
@@ -37,12 +37,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = args.results / FILE
-    known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model"])
     args.results.mkdir(parents=True, exist_ok=True)
     for name in args.only or [*PROGRAMS, *SEEDS]:
         rows = pd.DataFrame(measured(name))
-        known = pd.concat([known[known["model"] != name], rows], ignore_index=True)
-        known.to_csv(path, index=False, float_format="%.4g")
+        replaced(path, rows, ["model"]).to_csv(path, index=False, float_format="%.4g")
         print(rows.to_string(index=False), flush=True)
     rewrite(args.page, {"decompiled-seeds": side_by_side(pd.read_csv(path))})
 

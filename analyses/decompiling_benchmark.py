@@ -29,7 +29,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, replaced, rewrite, table
 from loopinterp.comparison import reduction_study
 from loopinterp.comparison.reduced_model import ENOUGH
 from loopinterp.comparison.rule import LEAST_INPUTS
@@ -459,16 +459,16 @@ def main() -> None:
     except InputError as error:
         parser.error(str(error))
     file = args.results / FILE
-    known: Any = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["model"])
+    done = {*pd.read_csv(file)["model"]} if file.exists() else set()
     weights = (args.path / MODELS).glob("*/model.safetensors")
     for path in sorted(weights, key=lambda path: (path.stat().st_size, path.parent.name)):
         name = path.parent.name
-        if name not in args.model if args.model else name in {*known["model"]}:
+        if name not in args.model if args.model else name in done:
             continue
         net = load(path.parent)
         task = TheirTask(re.split(r"-[@#%^]", name)[0], net.config.n_layer, module)
         rows = [row | theirs(args.path, name) for row in Subject(name, net, task).measure()]
-        known = pd.concat([known[known["model"] != name], pd.DataFrame(rows)], ignore_index=True)
+        known = replaced(file, pd.DataFrame(rows), ["model"])
         known.to_csv(file, index=False, float_format="%.4g")
     rewrite(args.page, {NAME: as_table(pd.read_csv(file))})
 

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, replaced, rewrite, table
 from loopinterp.compiler import Compiled, add_noise, compile_program, distract, permute, rotate
 from loopinterp.edges import edge_study, edges_recovered, program_edges, wiping_edges
 from loopinterp.programs import get_program
@@ -53,16 +53,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = args.results / FILE
-    found: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY)
-    done = set(found[KEY].itertuples(index=False, name=None))
+    done = {*map(tuple, pd.read_csv(path)[KEY].to_numpy().tolist())} if path.exists() else set()
     args.results.mkdir(parents=True, exist_ok=True)
     for cell in cells():
         if cell[0] not in args.only if args.only else cell in done:
             continue
         rows = pd.DataFrame(measured(*cell))
-        old = [k != cell for k in found[KEY].itertuples(index=False, name=None)]
-        found = pd.concat([found[old], rows], ignore_index=True) if any(old) else rows
-        found.to_csv(path, index=False, float_format="%.4g")
+        replaced(path, rows, KEY).to_csv(path, index=False, float_format="%.4g")
         best = rows.query("graph == 'tied' and truth == 'program' and by == 'size'")
         print(*cell, dict(zip(best["score"], best["auroc"].round(3))), flush=True)
     rewrite(args.page, tables(pd.read_csv(path)))

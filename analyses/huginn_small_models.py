@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from analyses.huginn_small_tables import NAME
 from analyses.small_language_models import ALPHABET, LENGTH, TASK, held_out_windows, read_texts
+from analyses.tables_in_pages import replaced
 from analyses.train_huginn_small import build, trained
 from loopinterp.adapters import adapt, keep_outputs
 from loopinterp.probing import with_random_weights
@@ -125,8 +126,6 @@ def rows_of(
 
 def write(rows: pd.DataFrame, file: Path) -> None:
     """Put the rows of one part and seed into a file, in place of those that it had."""
-    before = [pd.read_csv(file)] if file.exists() else []
-    new = {(part, seed) for part, seed in zip(rows["part"], rows["seed"])}
-    kept = [x[[key not in new for key in zip(x["part"], x["seed"])]] for x in before]
-    found = pd.DataFrame(pd.concat([*kept, rows])).sort_values(by=["part", "seed"], kind="stable")
+    key = ["part", "seed"]
+    found = replaced(file, rows, key).sort_values(by=key, kind="stable")
     found.to_csv(file, index=False, float_format="%.6g")

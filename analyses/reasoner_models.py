@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analyses.tables_in_pages import replaced
 from analyses.train_trm_small import KINDS, TASKS, build, fresh, opened, trained
 from loopinterp.adapters import PublishedModel
 from loopinterp.core.storage import write_bytes
@@ -68,21 +69,12 @@ def chosen(who: Who, model: Any, n: int, most: int) -> tuple[Batch, int]:
     return batch[torch.cat((wrong, fine))], len(wrong)
 
 
-def replaced(file: Path, who: Who, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a file, with those of one model put in place of its former ones."""
-    if not file.exists():
-        return rows
-    known = pd.read_csv(file)
-    others = (known[[*who]] != pd.Series(who)).any(axis=1)
-    return pd.concat([known.loc[others], rows], ignore_index=True)
-
-
 def measure_part(part: Part, who: Who, model: Any, n: int, results: Path) -> None:
     """Put what a part finds in a model into its file."""
     with torch.no_grad():
         rows = pd.DataFrame(list(part(who, model, n)))
     file = results / f"reasoners_{part.__name__}.csv"
-    table = replaced(file, who, rows)
+    table = replaced(file, rows, [*who])
     write_bytes(file, table.to_csv(index=False, float_format="%.4f").encode())
     print(part.__name__, *who.values(), len(rows), flush=True)
 

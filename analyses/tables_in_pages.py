@@ -14,12 +14,24 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from loopinterp.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "analyses" / "results"
 PAGES = ROOT / "docs"
+
+
+def replaced(file: Path, rows: pd.DataFrame, key: Sequence[str], **reading: Any) -> pd.DataFrame:
+    """The rows of a file, with new ones put in place of those of the same key."""
+    if not file.exists():
+        return rows
+    known = pd.read_csv(file, **reading)
+    old, new = (pd.MultiIndex.from_frame(pd.DataFrame(x, columns=[*key])) for x in (known, rows))
+    return pd.concat([known[~old.isin(new)], rows], ignore_index=True)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from analyses.ouro_small_results import STAGES
 from analyses.small_language_models import LENGTH, TASK, fresh
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, replaced, rewrite, table
 from analyses.train_ouro_small import trained
 from loopinterp.adapters import PublishedModel, adapt, keep_outputs
 from loopinterp.core.intervals import mean_estimate
@@ -26,6 +26,7 @@ from loopinterp.models.stopped_run import first_ready
 from loopinterp.tasks import Batch
 
 PAGE, FILE = "results/papers.md", "papers.csv"
+PAPER = {"paper": str}  # numbers of papers stay texts
 SCRIPTS = (
     "learned_gates", "second_order_exits", "lens_ranks", "forced_depth", "cyclic_fixed_points",
     "stages_of_inference", "doubling",
@@ -171,9 +172,8 @@ def record(
 ) -> None:
     """Print the tables and a sentence for each claim; write the claims, the figure and the page."""
     file = args.results / FILE
-    known = read_claims(file) if file.exists() else pd.DataFrame(columns=["script"])
     new = pd.DataFrame([{"script": name, **claim._asdict()} for claim in claims])
-    known = pd.concat([known[known["script"] != name], new])
+    known = replaced(file, new, ["script"], dtype=PAPER)
     parts: list[Any] = [known[known["script"] == script] for script in (*SCRIPTS, *SECTIONS)]
     known = pd.concat(parts)
     known.to_csv(file, index=False)
@@ -186,8 +186,8 @@ def record(
 
 
 def read_claims(file: Path) -> pd.DataFrame:
-    """The claims of a file; numbers of papers stay texts."""
-    return pd.read_csv(file, dtype={"paper": str})
+    """The claims of a file."""
+    return pd.read_csv(file, dtype=PAPER)
 
 
 def section(script: str) -> str:

@@ -13,6 +13,8 @@ from .session import Session as Session
 from .session import keep_in_memory as keep_in_memory
 from .session import load as load
 from .session import open_run as open_run
+from .stopping import calibrate_stopping as calibrate_stopping
+from .stopping import stopping_rules as stopping_rules
 from .study import Skip as Skip
 from .study import SkipReason as SkipReason
 from .study import Study as Study
@@ -26,9 +28,7 @@ from .workflow import Analysis as Analysis
 from .workflow import DemoPages as DemoPages
 from .workflow import analyze_model as analyze_model
 from .workflow import analyze_run as analyze_run
-from .workflow import calibrate_stopping as calibrate_stopping
 from .workflow import demo as demo
 from .workflow import evaluate_run as evaluate_run
 from .workflow import grid_run as grid_run
 from .workflow import in_reading_order as in_reading_order
-from .workflow import stopping_rules as stopping_rules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shlex
@@ -12,14 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from loopinterp import models, pages, training, zoo
+from loopinterp import pages, training, zoo
 from loopinterp.app.catalogue import STUDIES
 from loopinterp.app.runs import DEMO_RECIPE, configure, train_run
 from loopinterp.app.session import Session, keep_in_memory, open_run
+from loopinterp.app.stopping import CALIBRATED, calibrate_stopping, stopping_rules
 from loopinterp.app.study import spell_skip
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, spell_error
@@ -27,7 +27,6 @@ from loopinterp.core.progress import Stages
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import record_how_it_was_made
 from loopinterp.core.settings import Seed
-from loopinterp.models import STOPPING_RULES
 
 if TYPE_CHECKING:
     from loopinterp.app.study import Skip, Study
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.tasks import Task
     from loopinterp.training.evaluation import EvaluationResult
-
-
-CALIBRATED = "calibrated"
-"""The stopping rule fitted on answers at training lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +78,7 @@ def evaluate_run(
         loops: Read the answer also after these numbers of loops.
         stop: Stopping rules to compare with T(n): names of
             :data:`~loopinterp.models.STOPPING_RULES`, also with a number (``residual=0.01``), or
-            :data:`CALIBRATED`.
+            :data:`~loopinterp.app.stopping.CALIBRATED`.
         stopping_reads, max_loops: What they read, and the loops at which they stop in any case:
             see :func:`~loopinterp.training.evaluate`.
         samples: Examples for each length and distribution.
@@ -159,78 +154,6 @@ def _lengths(model: Session) -> list[int]:
     if len(beyond) > 1:
         return beyond
     return sorted({model.affordable(max(beyond[0] // k, 1)) for k in (1, 2, 4)})
-
-
-def calibrate_stopping(model: Session) -> models.LengthLine:
-    """A line of loops against length, fitted on the upper half of the training lengths."""
-    lengths = _calibration_lengths(model)
-    return training.calibrate_stopping(model.model, model.task, lengths, seed=model.seed)
-
-
-def _calibration_lengths(model: Session) -> list[int]:
-    last = model.affordable(model.cutoff)
-    # At most six lengths, evenly from the middle of the training lengths to their end.
-    upper = last - last // 2
-    steps = min(6, upper + 1) - 1
-    lengths = (last // 2 + k * upper // max(steps, 1) for k in range(steps + 1))
-    return sorted({model.affordable(max(n, 1)) for n in lengths})
-
-
-def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
-    """Stopping rules from their names on the command line, by the names in results.
-
-    Example:
-        >>> stopping_rules(["residual=0.01"])
-        {'residual < 0.01': ResidualBelow(tolerance=0.01)}
-    """
-    rules: dict[str, models.StoppingRule] = {}
-    for text in names:
-        name, _, number = text.partition("=")
-        rule: Any = STOPPING_RULES[check_choice("stopping rule", name, [*STOPPING_RULES])]
-        if number:
-            field = _number_field(rule)
-            try:
-                value = _NUMBERS[field].kind(number)
-            except (KeyError, ValueError):  # the rule takes no number, or not this one
-                fields = {other: _number_field(its) for other, its in STOPPING_RULES.items()}
-                spelled = (f"{o}={_NUMBERS[f].word}" if f else o for o, f in fields.items())
-                raise InputError(
-                    "stopping rule",
-                    expected=f"{', '.join(spelled)} or {CALIBRATED}",
-                    given=repr(text),
-                    fix="Write residual=0.03, for instance.",
-                ) from None
-            rule = dataclasses.replace(rule, **{field: value})
-        rules[_label(name, rule)] = rule
-    return rules
-
-
-class _Number(NamedTuple):
-    """The number of a rule: its type, its word in help, and its format in a label."""
-
-    kind: type
-    word: str
-    label: str
-
-
-_NUMBERS = {
-    "tolerance": _Number(float, "TOLERANCE", " < {:g}"),
-    "threshold": _Number(float, "THRESHOLD", " > {:g}"),
-    "hold": _Number(int, "LOOPS", " {} loops"),
-}
-"""Numbers of stopping rules, by the field that holds them."""
-
-
-def _number_field(rule: Any) -> str:
-    """The field of a rule's number; "" if it has none."""
-    fields = {field.name for field in dataclasses.fields(rule)}
-    return next((name for name in _NUMBERS if name in fields), "")
-
-
-def _label(name: str, rule: Any) -> str:
-    label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
-    field = _number_field(rule)
-    return label + _NUMBERS[field].label.format(getattr(rule, field)) if field else label
 
 
 @checked

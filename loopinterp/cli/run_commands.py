@@ -259,7 +259,7 @@ def evaluate(
     Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
     in RUN/results.
     """
-    from loopinterp.app.workflow import CALIBRATED, STOPPING_RULES
+    from loopinterp.app.stopping import CALIBRATED, STOPPING_RULES
 
     options = study_options(seed, device, threads, progress)
     rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)
@@ -272,11 +272,18 @@ def evaluate(
     result = loopinterp.app.workflow.evaluate_run(
         run, loops=loop_counts, stop=rules, **asked_for, **options
     )
+    print_document(*_spell_evaluation(run, result, loop_counts), as_json)
+
+
+def _spell_evaluation(
+    run: Path, result: loopinterp.training.EvaluationResult, loop_counts: list[int]
+) -> tuple[dict[str, Any], str]:
+    """Accuracies as JSON, and as tables with the loops that were asked for."""
     cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
     document: dict[str, Any] = {
         "run": str(run),
         "file": str(run / "results" / "generalisation.safetensors"),
-        "samples": samples,
+        "samples": result.n_samples,
         "cells": cells.to_dict("records"),
         "lowest": [
             {"length": n, "exact_match": lowest.share, "distributions": list(lowest.distributions)}
@@ -294,13 +301,13 @@ def evaluate(
         # The document has every loop; the printed table those that were asked for.
         by_loop = by_loop[by_loop["loop"].isin(loop_counts)]
         tables.append(by_loop[["loop", "distribution", "length", *names]])
-    if rules:
+    if "stopped_at" in result.data:
         stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
         document["stopped"] = stopped.to_dict("records")
         tables.append(stopped)
     words = [table.round(3).to_string(index=False) for table in tables]
     document["findings"], findings_text = spell_findings([result])
-    print_document(document, "\n".join([*words, findings_text, next_step("analyze", run)]), as_json)
+    return document, "\n".join([*words, findings_text, next_step("analyze", run)])
 
 
 @command("grid runs/abacus --to 12 --loops 1,2,4,8,16,32 --samples 100")

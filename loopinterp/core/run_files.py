@@ -77,8 +77,9 @@ class Seal:
         return cls(texts[_RUN], int(lines), texts.get(_METRICS, ""))
 
     @classmethod
-    def of_file(cls, path: str | Path) -> Seal | None:
-        return cls.of_texts(read_tensors_and_metadata(path)[1])
+    def of_file(cls, path: Path) -> Seal | None:
+        """The seal in a safetensors file; None if it is missing or has none."""
+        return cls.of_texts(read_tensors_and_metadata(path)[1]) if path.exists() else None
 
 
 class LinesDigest:

@@ -15,7 +15,7 @@ from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.core.intervals import share_of, wilson_of
 from loopinterp.core.progress import track
-from loopinterp.core.results import Result, study
+from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.limits import (
     NO_LIMIT,
@@ -29,7 +29,7 @@ from loopinterp.dynamics.limits import (
     other_starts,
 )
 from loopinterp.dynamics.measures import check_finite_state, check_shape
-from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.rounding import limit_study
 from loopinterp.dynamics.runs import Counted, chunks, counted_examples
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
@@ -187,10 +187,7 @@ def basin_map(
         )
     generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "points": points, "positions": positions}
-    with (
-        full_precision(model, batch.inputs) as (model, about),
-        study(seed, **about, example=example, **options) as watch,
-    ):
+    with limit_study(model, batch.inputs, seed, example=example, **options) as (model, watch):
         rows = (example + torch.arange(min(len(batch), 9))) % len(batch)  # corners: to "other 8"
         batch, counted = batch[rows], counted[rows]
         iteration = bind(model, batch.inputs)

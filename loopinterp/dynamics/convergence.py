@@ -23,7 +23,7 @@ from loopinterp.dynamics.regimes import ClassifiedLoops, Regime, classify_regime
 from loopinterp.dynamics.solvers import Solver, Status
 from loopinterp.dynamics.spectra import spectral_radius
 from loopinterp.models.iteration import bind
-from loopinterp.models.precision import in_float32, no_autocast
+from loopinterp.models.precision import no_autocast
 from loopinterp.models.protocol import takes_loop
 from loopinterp.models.study_examples import answered_after
 
@@ -219,8 +219,7 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    about = rounding.described(model, batch.inputs)
-    precise = in_float32(model, batch.inputs) if "state_dtype" in about else None
+    about, precise = rounding.beside_float32(model, batch.inputs)
     if precise is not None:
         about["limits_in"] = "float32"
     with study(seed, **about, **settings) as watch, torch.no_grad():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -43,45 +42,35 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
     @wraps(findings)
     def with_note(result: Any) -> list[Finding]:
         first, *others = findings(result)
-        note = _rounding_note(result)
-        if note is None:
-            return [first, *others]
-        return [first, replace(note, section=first.section), *others]
+        return [first, *float32_note(result), *others]
 
     return with_note
 
 
-def _rounding_note(result: Any) -> Finding | None:
+def float32_note(result: Any, decided: object = None, compared: str = "") -> list[Finding]:
+    """How a half-precision run compares with float32; none for a run in float32.
+
+    ``decided`` is what rounding decides (None: not compared); ``compared`` ends the sentence.
+    """
     config = result.provenance.config
     if (name := config.get("state_dtype")) is None:
-        return None
+        return []
+    if decided is not None:
+        text = f"The run is in {name}. In float32 the same weights {compared}"
+        return [Finding(text, value=f"{name}: {decided} decided by rounding")]
     share = f"{rounding_of(getattr(torch, name)):.2g}"
     if "computed_in" in config:
         text = (
             f"The model computes in {name}, where rounding hides movement below {share} of a "
             f"state's norm. This study ran the same weights in float32. {_OF_WEIGHTS}"
         )
-        return Finding(text, value=f"weights rounded to {name}, run in float32")
+        return [Finding(text, value=f"weights rounded to {name}, run in float32")]
     text = (
         f"The run is in {name}: rounding decides on movement below {share} of a state's norm. "
         "Smaller residuals, distances and rates are not resolved. Repeat the study with "
         "model.float()."
     )
-    return Finding(text, value=f"{name}: resolved to {share}")
-
-
-def float32_note(result: Any, decided: str | None, compared: str) -> list[Finding]:
-    """How a half-precision run compares with float32.
-
-    ``decided`` is what rounding decides, formatted (None: not compared); ``compared`` ends the
-    sentence.
-    """
-    if decided is None:
-        note = _rounding_note(result)
-        return [] if note is None else [note]
-    name = result.provenance.config["state_dtype"]
-    text = f"The run is in {name}. In float32 the same weights {compared}"
-    return [Finding(text, value=f"{name}: {decided} decided by rounding")]
+    return [Finding(text, value=f"{name}: resolved to {share}")]
 
 
 def value_of(estimate: xr.DataArray) -> xr.DataArray:
@@ -112,8 +101,7 @@ def stability_of(largest_radius: float) -> str:
 
 @findings_of.register
 def _(result: ConvergenceResult) -> list[Finding]:
-    note = _measured_rounding(result) or _rounding_note(result)
-    findings = [_convergence(result), *([] if note is None else [note])]
+    findings = [_convergence(result), *(_measured_rounding(result) or float32_note(result))]
     counts = result.regime_counts()
     common = max(counts, key=counts.__getitem__)
     if common not in (Regime.FIXED_POINT.label, Regime.CONVERGED_TO_ROUNDING.label):
@@ -125,10 +113,10 @@ def _(result: ConvergenceResult) -> list[Finding]:
     return [*findings, _limits(result)]
 
 
-def _measured_rounding(result: ConvergenceResult) -> Finding | None:
+def _measured_rounding(result: ConvergenceResult) -> list[Finding]:
     decided = result.decided_by_rounding()
     if decided is None:
-        return None
+        return []
     name = result.provenance.config["state_dtype"]
     rounding = result.of_counted("rounding")
     share = float(decided.sum() / result.data["counted"].sum())
@@ -150,7 +138,7 @@ def _measured_rounding(result: ConvergenceResult) -> Finding | None:
             f" Rounding decides for {percent(share)} of the tokens: they converge in {name} alone, "
             "or in float32 alone."
         )
-    return Finding(text, value=f"{name}: {percent(share)} decided by rounding")
+    return [Finding(text, value=f"{name}: {percent(share)} decided by rounding")]
 
 
 def _convergence(result: ConvergenceResult) -> Finding:
@@ -181,7 +169,7 @@ def _resolved(result: ConvergenceResult, *, good: bool) -> bool:
     """Whether rounding decides for at most one token in a hundred."""
     decided = result.decided_by_rounding()
     if decided is None:  # of a run in half precision that no run in float32 checks
-        return good or _rounding_note(result) is None
+        return good or not float32_note(result)
     return float(decided.sum() / result.data["counted"].sum()) <= 0.01
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from loopinterp.core.intervals import ESTIMATE, band_of, share_of
@@ -51,15 +49,12 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     good = last >= max(first, 0.99) and not between
     value = f"{percent(last)} after {result.n_loops} loops"
     good = None if result.decided_by_rounding() else good
-    return [
-        Finding(text, section="convergence", value=value, good=good),
-        *(replace(note, section="convergence") for note in _answers_in_float32(result)),
-    ]
+    return [Finding(text, value=value, good=good), *_answers_in_float32(result)]
 
 
 def _answers_in_float32(result: ExtrapolationResult) -> list[Finding]:
     if "float32_exact" not in result.data:
-        return float32_note(result, None, "")
+        return float32_note(result)
     n_decided = result.decided_by_rounding()
     compared = f"get the same examples right, at {result.answered_after} and at the end."
     if n_decided:
@@ -69,7 +64,7 @@ def _answers_in_float32(result: ExtrapolationResult) -> list[Finding]:
             f"examples: they are right in one precision only, at {result.answered_after} or at the "
             "end."
         )
-    return float32_note(result, str(n_decided), compared)
+    return float32_note(result, n_decided, compared)
 
 
 @figures_of.register
@@ -99,7 +94,6 @@ def _(result: ExtrapolationResult) -> list[Figure]:
     return [
         Figure(
             title="Running the loop on",
-            section="convergence",
             # The first loops of a long run stay readable on a logarithmic axis.
             plot=line_panels(panels, x_title="loops", x_log=result.n_loops >= 60),
             caption=(
@@ -119,7 +113,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
     times = frozen[frozen >= 0]
     if not len(times):
         text = f"None of the {len(frozen)} heads freezes its pattern within {result.n_loops} loops."
-        return [Finding(text, section="attention", value="no head freezes")]
+        return [Finding(text, value="no head freezes")]
     first, last = times.min(), times.max()
     span = f"loop {last}" if first == last else f"loops {first} to {last}"
     moving = len(frozen) - len(times)
@@ -128,7 +122,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
         f"pattern by at most {percent(FROZEN)} of its largest change."
     )
     value = f"{len(times)} of {len(frozen)} heads freeze" if moving else f"frozen by {span}"
-    return [Finding(text, section="attention", value=value)]
+    return [Finding(text, value=value)]
 
 
 @figures_of.register
@@ -147,7 +141,6 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
     return [
         Figure(
             title="Do the heads freeze?",
-            section="attention",
             plot=line_panels(panels, x_title="loop"),
             caption=(
                 "Change of each head's attention pattern in a loop (Frobenius norm over the "

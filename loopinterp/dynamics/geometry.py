@@ -14,7 +14,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
-from loopinterp.core.results import Result, study
+from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import runs
@@ -34,7 +34,7 @@ from loopinterp.dynamics.regimes import (
     classify_regimes,
     classify_settling,
 )
-from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.rounding import limit_study
 from loopinterp.models.iteration import bind
 
 if TYPE_CHECKING:
@@ -165,11 +165,7 @@ def geometry_study(
     skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    with (
-        full_precision(model, batch.inputs) as (model, about),
-        study(seed, **about, **settings) as watch,
-        torch.no_grad(),
-    ):
+    with limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
         sets: dict[str, _StateMoments] = {}
         shown, parts = [], []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):

@@ -15,13 +15,13 @@ from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
 from loopinterp.core.intervals import bootstrap_ratio
 from loopinterp.core.progress import track
-from loopinterp.core.results import Result, study
+from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
-from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.rounding import limit_study
 from loopinterp.dynamics.runs import Counted, chunks, counted_examples
 from loopinterp.dynamics.solvers import Anderson, Status
 from loopinterp.models.iteration import bind
@@ -127,10 +127,7 @@ def input_dependence_study(
     generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
     seek = partial(find_limits, max_loops=n_loops, tol=tol)
-    with (
-        full_precision(model, batch.inputs) as (model, about),
-        study(seed, **about, **options) as watch,
-    ):
+    with limit_study(model, batch.inputs, seed, **options) as (model, watch):
         iteration = bind(model, batch.inputs)
         with torch.no_grad():
             clean_limits = seek(iteration, iteration.h0)

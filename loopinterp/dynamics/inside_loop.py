@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
-from loopinterp.core.results import Result, study
+from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import (
@@ -23,7 +23,7 @@ from loopinterp.dynamics.measures import (
     likeliest,
     share_of_size,
 )
-from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.rounding import limit_study
 from loopinterp.dynamics.runs import chunks, counted_examples, gather, usual_loops
 from loopinterp.models.protocol import need_hooks
 
@@ -90,10 +90,8 @@ def attention_stabilisation_study(
     n_loops = n_loops or usual_loops(batch, times=1.25, least=2)
     n_pos = batch.inputs.shape[1]
     pattern_bytes = model.site_map.n_heads * n_pos**2 * model.dtype.itemsize
-    with (
-        full_precision(model, batch.inputs) as (model, about),
-        study(seed, **about, n_loops=n_loops, n_examples=len(batch)) as watch,
-    ):
+    settings = {"n_loops": n_loops, "n_examples": len(batch)}
+    with limit_study(model, batch.inputs, seed, **settings) as (model, watch):
         parts = (
             _patterns(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
         )

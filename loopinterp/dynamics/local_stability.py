@@ -15,7 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import MOST_LOOPS, check_integer
 from loopinterp.core.progress import track
-from loopinterp.core.results import Result, study
+from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import runs, spectra
@@ -26,7 +26,7 @@ from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, map_and_limit, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
-from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.rounding import limit_study
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -136,11 +136,7 @@ def local_stability_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
-    with (
-        full_precision(model, batch.inputs) as (model, about),
-        study(seed, **about, **settings) as watch,
-        torch.no_grad(),
-    ):
+    with limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
         parts = []
         n_states = max(n_loops + 1, 200)  # the spaces of the Krylov methods need 200 at once
         for rows in track(runs.state_chunks(model, batch, n_states), "stability"):

@@ -14,7 +14,7 @@ from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
-from loopinterp.core.results import Result, study
+from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.limits import (
     OWN_START,
@@ -26,7 +26,7 @@ from loopinterp.dynamics.limits import (
     noise_like,
     other_starts,
 )
-from loopinterp.dynamics.rounding import full_precision
+from loopinterp.dynamics.rounding import limit_study
 from loopinterp.dynamics.runs import Counted, counted_examples
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
@@ -139,11 +139,8 @@ def reachability_study(
         raise InputError("kicks", **sizes, fix="Leave it out for six sizes from 0.01 to 3.")
     generator = torch.Generator().manual_seed(seed)
     settings = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
-    settings |= {"n_examples": len(batch)}
-    with (
-        full_precision(model, batch.inputs) as (model, about),
-        study(seed, **about, **settings) as watch,
-    ):
+    settings["n_examples"] = len(batch)
+    with limit_study(model, batch.inputs, seed, **settings) as (model, watch):
         iteration = bind(model, batch.inputs)
         search = torch.no_grad()(partial(find_limits, iteration, max_loops=n_loops, tol=tol))
         clean_limits = search(iteration.h0)

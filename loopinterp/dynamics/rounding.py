@@ -8,12 +8,13 @@ that size does not tell whether a run converges. A run in float32 from one of it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopinterp.core.results import study
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import SETTLED, relative_residual, share_of_size
 from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, RegimeCriteria, classify_regimes
@@ -25,31 +26,40 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    from loopinterp.core.results import Stopwatch
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
 
 
-def described(model: LoopedModel, inputs: Tensor) -> dict[str, Any]:
-    """The model for the provenance, with the dtype that it computes in if coarse."""
+def beside_float32(model: LoopedModel, inputs: Tensor) -> tuple[dict[str, Any], Any | None]:
+    """The model for the provenance and, if it computes in a coarse dtype, its copy in float32.
+
+    The copy is None in float32, and of a model that cannot be copied.
+    """
+    about: dict[str, Any] = {"model": describe_model(model)}
     dtype = computing_dtype(bind(model, inputs[:1]).h0)
-    name = {"state_dtype": str(dtype).removeprefix("torch.")} if is_coarse(dtype) else {}
-    return {"model": describe_model(model), **name}
+    if not is_coarse(dtype):
+        return about, None
+    return about | {"state_dtype": str(dtype).removeprefix("torch.")}, in_float32(model, inputs)
 
 
 @contextmanager
-def full_precision(model: LoopedModel, inputs: Tensor) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The model for a study of limits, and for its provenance.
+def limit_study(
+    model: LoopedModel, inputs: Tensor, seed: int, **config: Any
+) -> Iterator[tuple[Any, Stopwatch]]:
+    """A study of limits: the model to run, and the stopwatch of the study.
 
     In half precision the same weights in float32, without autocast, replace it (``computed_in``). A
     model that cannot be copied stays.
     """
-    about = described(model, inputs)
-    precise = in_float32(model, inputs) if "state_dtype" in about else None
-    if precise is None:
-        yield model, about
-        return
-    with no_autocast(inputs.device):
-        yield precise, about | {"computed_in": "float32"}
+    about, precise = beside_float32(model, inputs)
+    if precise is not None:
+        model, about = precise, about | {"computed_in": "float32"}
+    with (
+        nullcontext() if precise is None else no_autocast(inputs.device),
+        study(seed, **about, **config) as watch,
+    ):
+        yield model, watch
 
 
 @dataclass(frozen=True, repr=False)

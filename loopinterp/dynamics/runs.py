@@ -110,9 +110,10 @@ def state_chunks(model: LoopedModel, batch: Batch, n_states: int) -> list[slice]
 
 
 def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Arrays of a kind of result, joined along the batch."""
+    """Arrays of a kind of result, joined along the batch; others of the parts are left out."""
     every = list(parts)
-    axis = {name: kind.VARIABLES[name].split().index("batch") for name in every[0]}
+    declared = (name for name in every[0] if name in kind.VARIABLES)
+    axis = {name: kind.VARIABLES[name].split().index("batch") for name in declared}
     return {name: torch.cat([part[name].cpu() for part in every], at) for name, at in axis.items()}
 
 

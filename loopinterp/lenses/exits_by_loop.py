@@ -17,11 +17,11 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
-from loopinterp.dynamics.rounding import described
+from loopinterp.dynamics.rounding import beside_float32
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.lenses.weighted_exits import all_of_example, weighted_exits
 from loopinterp.models.iteration import bind
-from loopinterp.models.precision import in_float32, no_autocast
+from loopinterp.models.precision import no_autocast
 from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops
 from loopinterp.models.stopping import STOPPING_RULES, GateAbove
@@ -218,8 +218,7 @@ def exit_study(
     inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
     listed, has_targets = list(asked_rules.values()), targets is not None
     config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules), "per": per}
-    about = described(model, inputs)
-    precise = in_float32(model, inputs) if "state_dtype" in about else None
+    about, precise = beside_float32(model, inputs)
     with study(seed, study="exits", **about, **config) as watch:
         bound = bind(model, inputs[:1])
         size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
@@ -241,7 +240,7 @@ def exit_study(
             if frozen:
                 part |= _freeze(model, inputs[rows], part, listed, n_loops)
         scores = [torch.cat([s.cpu() for s in each], 1) for each in zip(*score_parts)]
-        arrays = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
+        arrays = gather(ExitResult, parts)
         mask, right, targets = (
             torch.cat([part[key].cpu() for part in parts]) for key in ("_mask", "_want", "_right")
         )

@@ -22,8 +22,6 @@ from loopinterp.figures import (
 from loopinterp.lenses.attention_by_loop import AttentionResult
 from loopinterp.lenses.exits_by_loop import ExitResult
 
-_ATTENTION = "attention"
-
 
 @findings_of.register
 def _(result: AttentionResult) -> list[Finding]:
@@ -48,7 +46,7 @@ def _(result: AttentionResult) -> list[Finding]:
             f"{head.capitalize()} gives {percent(value)} of its attention to {where}{over}. "
             f"Even attention would give {percent(even)}."
         )
-        finding = Finding(text, section=_ATTENTION, value=f"{percent(value)} on {where}")
+        finding = Finding(text, value=f"{percent(value)} on {where}")
         clear.append((value - even, finding))
     if clear:
         return [finding for _, finding in sorted(clear, key=lambda one: one[0], reverse=True)]
@@ -56,7 +54,7 @@ def _(result: AttentionResult) -> list[Finding]:
         "No head prefers one offset or one position: none receives clearly more than under even "
         "attention (95% intervals over examples)."
     )
-    return [Finding(text, section=_ATTENTION, value="no preference")]
+    return [Finding(text, value="no preference")]
 
 
 def _key(result: AttentionResult, key: int) -> str:
@@ -104,7 +102,6 @@ def _by_offset(result: AttentionResult) -> Figure:
         panels.append(LinePanel(lines, "attention", title=str(head), y_range=(0, 1.02)))
     return Figure(
         title="Attention by offset",
-        section=_ATTENTION,
         plot=line_panels(panels, x_title="loop", columns=min(len(panels), 4)),
         caption=(
             "The share of attention that each head gives to each offset in its window, mean over "
@@ -123,7 +120,6 @@ def _patterns(result: AttentionResult) -> Figure:
     several = result.data.sizes["loop"] > 1
     return Figure(
         title="Attention patterns by loop" if several else "Attention patterns",
-        section=_ATTENTION,
         plot=loop_slider_figure(
             patterns, x_title="key position", y_title="query position", value_title="attention"
         ),
@@ -156,7 +152,6 @@ def _attention_by_loop(result: AttentionResult) -> Figure:
     preferred = "offset and position" if sink else "offset"
     return Figure(
         title="Preferred offset by loop" if result.data.sizes["loop"] > 1 else "Preferred offset",
-        section=_ATTENTION,
         plot=line_panels(panels, x_title="loop"),
         caption=(
             f"The share of attention that each head gives to the most preferred {preferred}, with "
@@ -212,7 +207,7 @@ def _rounding(result: ExitResult) -> list[Finding]:
             f"read {n_decided} of {result.data.sizes['batch']} {result.per}s right at other loops. "
             "There rounding decides."
         )
-    return float32_note(result, None if n_decided is None else str(n_decided), compared)
+    return float32_note(result, n_decided, compared)
 
 
 def _rules(result: ExitResult, at: int) -> Finding:

@@ -16,7 +16,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import stable_from
-from loopinterp.dynamics.rounding import described
+from loopinterp.dynamics.rounding import beside_float32
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
     STATE,
@@ -28,7 +28,7 @@ from loopinterp.lenses.fitted_lens import (
 )
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.models.iteration import bind
-from loopinterp.models.precision import in_float32, no_autocast
+from loopinterp.models.precision import no_autocast
 from loopinterp.models.protocol import device_of, need_hooks, need_model
 from loopinterp.models.study_examples import (
     examples_for,
@@ -193,12 +193,11 @@ def lens_study(
             fix="Pass e.g. positions=[-1], or None for all.",
         )
     how = {"n_loops": n_loops, "inside": inside}
-    about = described(model, inputs) | {"lens": name, **how, "n_examples": len(inputs)}
-    with study(seed, study="lens", **about) as watch:
+    about, precise = beside_float32(model, inputs)
+    with study(seed, study="lens", **about, lens=name, **how, n_examples=len(inputs)) as watch:
         fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, seed=seed, **how)
         reader = _LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
-        precise = in_float32(model, inputs) if "state_dtype" in about else None
         if precise is not None:
             with no_autocast(inputs.device):
                 again = replace(reader, model=precise).parts(inputs, targets)
@@ -222,7 +221,7 @@ def lens_study(
         return LensResult.of(
             watch,
             coords=coords,
-            **gather(LensResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in run]),
+            **gather(LensResult, run),
             **controls,
             lens=name,
             has_coda=reader.has_coda,

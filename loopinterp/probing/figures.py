@@ -19,7 +19,6 @@ from loopinterp.figures import (
 from loopinterp.probing.carry_wavefront import CarryStudyResult
 from loopinterp.probing.probe_grid import ProbeResult
 
-_PROGRAM = "program"
 _ACCURACY = (0.4, 1.02)
 
 
@@ -218,12 +217,12 @@ def _(result: ProbeResult) -> list[Finding]:
     name = str(best["target"].item())
     if float(best) <= 0:
         text = f"No probe beats its best control, for any of {gain.size} variables."
-        return [Finding(text, section=_PROGRAM, value="none")]
+        return [Finding(text, value="none")]
     text = (
         f"{name!r} gains most over the best control: {float(best):.2f} in accuracy "
         f"({gain.size} variables probed)."
     )
-    return [Finding(text, section=_PROGRAM, value=name)]
+    return [Finding(text, value=name)]
 
 
 @figures_of.register
@@ -249,7 +248,6 @@ def _probes_by_loop(result: ProbeResult, site: str) -> Figure:
         panels.append(LinePanel(lines, "accuracy", title, y_range=(0.0, 1.02)))
     return Figure(
         title=f"Decodable variables at {site}",
-        section=_PROGRAM,
         plot=line_panels(panels, x_title="loop"),
         caption=(
             "Held-out accuracy of a linear probe for each variable at each loop (positions: "
@@ -268,7 +266,6 @@ def _probes_by_group(result: ProbeResult, site: str) -> Figure:
     panels = {str(k.item()): gain.sel(target=k).transpose("group", "loop") for k in gain["target"]}
     return Figure(
         title=f"Decodable variables by position at {site}",
-        section=_PROGRAM,
         plot=heatmap_panels(
             panels,
             y_title="positions",

@@ -17,7 +17,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import Batch, need
-from loopinterp.tasks.words import or_text
+from loopinterp.tasks.words import or_text, spell_grid
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -85,8 +85,7 @@ class ChessPuzzles(Sampler):
         return max((rating for rating in known if rating <= n), default=min(known))
 
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
-        rows = ("".join(SYMBOLS[token] for token in row[k : k + 8]) for k in range(0, 64, 8))
-        board = f"{'/'.join(rows)} ="
+        board = f"{spell_grid([SYMBOLS[token] for token in row], 8)} ="
         if answer is None:
             return board
         # The squares that are marked as the start, and as the end: one each in a move.

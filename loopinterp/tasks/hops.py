@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import join, need_form
+from loopinterp.tasks.rows import join, need_form, read_strings
 from loopinterp.tasks.sampling import Sampler, check_digits, check_tokens, inside, integers
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 from loopinterp.tasks.words import or_text, spell
@@ -91,14 +91,8 @@ class PHop(Sampler):
     @or_text
     def encode(self, words: Sequence[str], *, hops: PositiveInt) -> Batch:
         """The batch of strings of one or more letters, all with that many hops."""
-        letters = self.symbols[: self.n_symbols]
-        fits = bool(words) and all(word and {*word} <= {*letters} for word in words)
-        expected = f"a list of strings of one or more letters of {''.join(letters)}"
-        need(fits, "words", expected, repr(words), "Pass e.g. ['abab'].")
-        longest = max(map(len, words))
-        rows = [[letters.index(x) for x in word.ljust(longest, letters[0])] for word in words]
-        n = torch.tensor([len(word) for word in words])
-        return self.from_symbols(torch.tensor(rows), n, torch.full_like(n, hops))
+        symbols, n = read_strings(words, "".join(self.symbols[: self.n_symbols]))
+        return self.from_symbols(symbols, n, torch.full_like(n, hops))
 
     def from_symbols(
         self,

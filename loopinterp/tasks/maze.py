@@ -12,7 +12,7 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import or_text, spell
+from loopinterp.tasks.words import or_text, spell, spell_grid
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -81,8 +81,7 @@ class Maze(Sampler):
         maze = "/".join(map("".join, picture)) + " ="
         if answer is None:
             return maze
-        rows = spell([answer[at] for at in inside], "01")
-        return f"{maze} {'/'.join(rows[k : k + size] for k in range(0, len(rows), size))}"
+        return f"{maze} {spell_grid(spell([answer[at] for at in inside], '01'), size)}"
 
     @or_text
     def encode(self, pictures: Sequence[str]) -> Batch:

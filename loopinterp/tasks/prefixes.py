@@ -13,7 +13,7 @@ from pydantic import Field
 from loopinterp.core.errors import ConfigError, check_choice, check_new_name
 from loopinterp.core.settings import settings
 from loopinterp.core.text import ShortRepr
-from loopinterp.tasks.rows import join, same
+from loopinterp.tasks.rows import join, read_strings, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
@@ -231,15 +231,7 @@ class RegularLanguage(_Prefixes):
     @or_text
     def encode(self, words: Sequence[str]) -> Batch:
         """The batch of strings of one or more symbols of the alphabet."""
-        alphabet = self.automaton.alphabet
-        listed = bool(words) and not isinstance(words, str)
-        fits = listed and all(word and {*word} <= {*alphabet} for word in words)
-        expected = f"a list of strings of one or more symbols of {alphabet!r}"
-        need(fits, "words", expected, repr(words), f"Pass e.g. [{alphabet!r}].")
-        longest = max(map(len, words))
-        padded = [word.ljust(longest, alphabet[0]) for word in words]
-        symbols = torch.tensor([[alphabet.index(s) for s in word] for word in padded])
-        return self.from_symbols(symbols, torch.tensor([len(word) for word in words]))
+        return self.from_symbols(*read_strings(words, self.automaton.alphabet))
 
     def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
         """The batch of symbols; the first ``n`` of each row count."""

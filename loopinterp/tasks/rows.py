@@ -81,6 +81,18 @@ def same(symbol: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return torch.full_like(like, symbol)[:, None], torch.ones_like(like)
 
 
+def read_strings(words: Sequence[str], alphabet: str) -> tuple[Tensor, Tensor]:
+    """Symbols of each string, by their place in the alphabet, and the strings' lengths."""
+    listed = bool(words) and not isinstance(words, str)
+    fits = listed and all(word and {*word} <= {*alphabet} for word in words)
+    expected = f"a list of strings of one or more symbols of {alphabet!r}"
+    need(fits, "words", expected, repr(words), f"Pass e.g. [{alphabet!r}].")
+    longest = max(map(len, words))
+    padded = [word.ljust(longest, alphabet[0]) for word in words]
+    symbols = torch.tensor([[alphabet.index(x) for x in word] for word in padded])
+    return symbols, torch.tensor([len(word) for word in words])
+
+
 def operand_digits(operands: Iterable[Any], *n: int, base: int = 2) -> tuple[Tensor, ...]:
     """The ``n`` digits of the first operands, of the second, and so on."""
     columns = zip(*check_operands(operands, len(n)))

@@ -16,7 +16,7 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
 from loopinterp.tasks.task import IGNORE, Batch, need
-from loopinterp.tasks.words import or_text
+from loopinterp.tasks.words import or_text, spell_grid
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -90,8 +90,7 @@ class Sudoku(Sampler):
 
     def _spell(self, cells: Sequence[int]) -> str:
         words = ["?" if x < 0 else "." if x == 0 else str(x) for x in cells]
-        rows = (words[k : k + self.side] for k in range(0, len(words), self.side))
-        return "/".join("".join(row) for row in rows)
+        return spell_grid(words, self.side)
 
     @or_text
     def encode(self, puzzles: Sequence[str]) -> Batch:

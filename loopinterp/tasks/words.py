@@ -156,6 +156,11 @@ def spell(
     return separator.join(words[x] if 0 <= x < len(words) else "?" for x in numbers)
 
 
+def spell_grid(cells: Sequence[str], side: int) -> str:
+    """Cells row by row, with a slash between rows."""
+    return "/".join("".join(cells[k : k + side]) for k in range(0, len(cells), side))
+
+
 def until(values: Sequence[int], end: int) -> Sequence[int]:
     """The values before the first ``end``, if any."""
     return values[: values.index(end)] if end in values else values

@@ -339,12 +339,12 @@ def _restore(run: Run, trainer: Trainer) -> float:
 
 def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
     """Drop the lines of undone steps; return the digest of the others."""
-    path, checkpoint = run.folder / METRICS, run.folder / CHECKPOINT
+    path = run.folder / METRICS
     n_lines = steps_done // log_every
     lines = complete_lines(path)[:n_lines]
     if len(lines) < n_lines:
         counts = {"n_lines": n_lines, "log_every": log_every, "steps_done": steps_done}
         raise RunError(RunFault.LINES_MISSING, f"file {path}", **counts, n_given=len(lines))
-    parse_metrics(path, lines, Seal.of_file(checkpoint) if checkpoint.exists() else None)
+    parse_metrics(path, lines, Seal.of_file(run.folder / CHECKPOINT))
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
     return LinesDigest(lines)

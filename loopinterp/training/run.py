@@ -210,7 +210,7 @@ class Run(ShortRepr):
         if not path.exists():
             raise RunError(RunFault.NO_MODEL, f"run {self.folder}")
         model, seal = self._read(path, device)
-        checkpoint = _seal_of(self.folder / CHECKPOINT)  # written before the model beside it
+        checkpoint = Seal.of_file(self.folder / CHECKPOINT)  # written before the model beside it
         if seal is None:
             text = (
                 f"{path} {spell_mismatch(Mismatch.UNSEALED)}: these may be the weights of another "
@@ -292,9 +292,8 @@ class Run(ShortRepr):
         path = self.folder / METRICS
         # Lines after the last checkpoint may be there, but none of a step that the run has not.
         last = getattr(self.config, "steps", 0)
-        return pd.DataFrame(
-            parse_metrics(path, complete_lines(path), _seal_of(self.folder / WEIGHTS), last=last)
-        )
+        seal = Seal.of_file(self.folder / WEIGHTS)
+        return pd.DataFrame(parse_metrics(path, complete_lines(path), seal, last=last))
 
     @property
     def steps_done(self) -> int:
@@ -436,7 +435,3 @@ def parse_metrics(
     if mismatch := check_lines(lines, seal, last=last):
         raise RunError(RunFault.OTHER_LINES, f"file {path}", mismatch=spell_mismatch(mismatch))
     return rows
-
-
-def _seal_of(path: Path) -> Seal | None:
-    return Seal.of_file(path) if path.exists() else None

@@ -18,6 +18,7 @@ from loopinterp.training.evaluation import EvaluationResult, lowest_at, nearest_
 if TYPE_CHECKING:
     import pandas as pd
 
+    from loopinterp.training.run import Run
     from loopinterp.training.sweep_file import Sweep
 
 _MEASURES = {  # summarised measures and their axes
@@ -166,7 +167,7 @@ class SweepResult(Result, kind="sweep"):
         counts = dict(zip(settings, self.data["n_seeds"].values))
         errors = dict.fromkeys(settings, "")
         for setting, seed in itertools.product(settings, self.seeds):
-            if error := self.failed.get(cell_name(setting, seed)):
+            if error := self.failed.get(_cell_name(setting, seed)):
                 errors[setting] += f"{errors[setting] and '; '}seed {seed}: {error}"
         # After the axes: setting, extra_loop, distribution, length.
         rows.insert(4, "n_seeds", rows["setting"].map(counts))
@@ -194,27 +195,21 @@ def mean_and_error(mean: float, error: float) -> str:
     return "-" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
 
 
-def cell_name(setting: str, seed: int) -> str:
+def _cell_name(setting: str, seed: int) -> str:
     return f"{setting}, seed {seed}"
 
 
-@dataclass(frozen=True)
-class FinishedCell:
-    setting: str
-    seed: int
-    result: EvaluationResult
-    seconds: float
-    trained_up_to: int
-
-
 def gather(
-    sweep: Sweep, finished: Sequence[FinishedCell], failed: Mapping[str, str]
+    sweep: Sweep,
+    finished: Mapping[tuple[str, int], tuple[Run, EvaluationResult]],
+    failed: Mapping[tuple[str, int], str],
 ) -> SweepResult:
-    """The result of a sweep; ``failed`` holds errors by :func:`cell_name`."""
+    """The result of a sweep, from what its cells (setting, seed) ended with."""
     task, settings = sweep.base.make_task(), [*sweep.changes]
     coords = sweep.evaluation.coords(task)
-    by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]
-    done = [_over_seeds([cell.result for cell in cells]) if cells else {} for cells in by_setting]
+    cells = list(itertools.product(settings, sweep.seeds))
+    by_setting = [[end for cell, end in finished.items() if cell[0] == k] for k in settings]
+    done = [_over_seeds([result for _, result in ends]) if ends else {} for ends in by_setting]
     # Arrays with the setting first, NaN where no seed came to its end.
     arrays = {}
     for name, axes in _SUMMARISED.items():
@@ -226,27 +221,25 @@ def gather(
     def mean(values: Sequence[float]) -> float:
         return float(np.mean(values)) if values else float("nan")
 
-    known = {cell_name(cell.setting, cell.seed) for cell in finished} | set(failed)
-    names = (cell_name(name, seed) for name in settings for seed in sweep.seeds)
     weights = [
-        {"setting": cell.setting, "seed": cell.seed, "weights_sha256": digest}
-        for cell in finished
-        for digest in cell.result.provenance.weights
+        {"setting": setting, "seed": seed, "weights_sha256": digest}
+        for (setting, seed), (_, result) in finished.items()
+        for digest in result.provenance.weights
     ]
     with study(sweep.evaluation.seed, sweep=sweep.to_dict(defaults=False), models=weights) as watch:
         return SweepResult.of(
             watch,
             coords={"setting": settings, **coords},
             **arrays,
-            n_seeds=[len(cells) for cells in by_setting],
-            trained_up_to=[mean([cell.trained_up_to for cell in cells]) for cells in by_setting],
-            seconds=[mean([cell.seconds for cell in cells]) for cells in by_setting],
+            n_seeds=[len(ends) for ends in by_setting],
+            trained_up_to=[mean([run.cutoff for run, _ in ends]) for ends in by_setting],
+            seconds=[mean([run.seconds for run, _ in ends]) for ends in by_setting],
             about=sweep.about,
             task=sweep.base.task,
             n_samples=sweep.evaluation.samples,
             seeds=list(sweep.seeds),
             figure_axes={**sweep.show},
-            failed=dict(failed),
-            missing=[name for name in names if name not in known],
+            failed={_cell_name(*cell): failed[cell] for cell in cells if cell in failed},
+            missing=[_cell_name(*cell) for cell in cells if cell not in {*finished, *failed}],
             not_judged=[name for name in task.distributions if name not in coords["distribution"]],
         )

@@ -23,7 +23,7 @@ from loopinterp.training.device import cpu_threads
 from loopinterp.training.evaluation import EvaluationResult, evaluate
 from loopinterp.training.fitting import check_same, train
 from loopinterp.training.run import CHECKPOINT, CONFIG, Run
-from loopinterp.training.seed_summary import FinishedCell, SweepResult, cell_name, gather
+from loopinterp.training.seed_summary import SweepResult, gather
 from loopinterp.training.sweep_file import Sweep, SweepEvaluation
 
 T = TypeVar("T")
@@ -72,23 +72,19 @@ def run_sweep(
     write_json(out / "sweep.json", chosen.to_dict())
     left = [cell for cell in cells if cell.setting in picked and _finished(cell) is None]
     if cluster is None:
-        ends = _in_processes(run_cell, left, jobs=jobs or 1)
+        errors = _in_processes(run_cell, left, jobs=jobs or 1)
     else:
         more = {"cluster": cluster, "folder": out / "jobs", "jobs": jobs, "options": options or {}}
-        ends = _on_cluster(run_cell, left, **more)
+        errors = _on_cluster(run_cell, left, **more)
     # An invalid setting fails without being run; it stops no other.
     failed = {name: why for name, why in invalid.items() if name[0] in picked}
     with showing(progress):
-        for place, error in track(ends, "sweep", total=len(left)):
+        for place, error in track(errors, "sweep", total=len(left)):
             if error:
                 failed[left[place].setting, left[place].seed] = error
-    done = [_finished(cell) for cell in cells if (cell.setting, cell.seed) not in failed]
-    order = [(setting, seed) for setting in chosen.changes for seed in chosen.seeds]
-    result = gather(
-        chosen,
-        [finished for finished in done if finished is not None],
-        {cell_name(*name): failed[name] for name in order if name in failed},
-    )
+    ends = {(cell.setting, cell.seed): _finished(cell) for cell in cells}
+    finished = {name: end for name, end in ends.items() if end and name not in failed}
+    result = gather(chosen, finished, failed)
     result.save(out)
     write_bytes(out / "sweep.csv", result.table().to_csv(index=False).encode())
     return result
@@ -112,11 +108,10 @@ def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int
     return cells, invalid
 
 
-def _finished(cell: SweepCell) -> FinishedCell | None:
+def _finished(cell: SweepCell) -> tuple[Run, EvaluationResult] | None:
     with suppress(CheckpointError):
         if (result := cell.result()) is not None:
-            run = Run.load(cell.folder)
-            return FinishedCell(cell.setting, cell.seed, result, run.seconds, run.cutoff)
+            return Run.load(cell.folder), result
     return None
 
 

@@ -16,7 +16,7 @@ from analyses import cell_relations, reasoner_models
 from analyses import train_trm_small as training
 from analyses import trained_reasoners as study
 from analyses.papers import failed_puzzles, locality, one_blank, stable_failures
-from analyses.tables_in_pages import put
+from analyses.tables_in_pages import put, replaced
 from analyses.train_trm_small import KINDS, TASKS, Training, build, draw, fresh
 from analyses.trained_reasoners_page import PAGE, as_tables, auc_interval
 from loopinterp.adapters import adapt
@@ -189,9 +189,8 @@ def test_rows_of_a_model_replace_its_former_ones(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     for model, value in (("trm", 1), ("hrm", 2), ("trm", 3)):
         who = {"task": "maze", "model": model, "seed": 0}
-        reasoner_models.replaced(file, who, pd.DataFrame([{**who, "value": value}])).to_csv(
-            file, index=False
-        )
+        rows = pd.DataFrame([{**who, "value": value}])
+        replaced(file, rows, [*who]).to_csv(file, index=False)
     known = pd.read_csv(file)
     assert dict(zip(known["model"], known["value"])) == {"hrm": 2, "trm": 3}
 

@@ -27,7 +27,7 @@ from loopinterp import (
     training,
     zoo,
 )
-from loopinterp.app import workflow
+from loopinterp.app import stopping_rules
 from loopinterp.core.results import Result, load_result, study
 
 INTEGERS = [0, -1, 10**20, 1.5, float("nan"), float("inf"), True, "3", None, 2**63]
@@ -207,7 +207,7 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
         "evaluate extra": lambda: training.evaluate(
             model, addition, [2], n_samples=2, extra_loops=[integer]
         ),
-        "stopping": lambda: workflow.stopping_rules([text]),
+        "stopping": lambda: stopping_rules([text]),
         "tolerance": lambda: models.ResidualBelow(number),
         "load run": lambda: training.Run.load(text),
         "load model": lambda: models.LoopedTransformer.from_pretrained(mine / text),

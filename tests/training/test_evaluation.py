@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loopinterp.app.workflow import stopping_rules
+from loopinterp.app import stopping_rules
 from loopinterp.core.results import load_result
 from loopinterp.models import (
     STOPPING_RULES,
