@@ -106,9 +106,9 @@ class FourMethodAdapter(TappedModel):
         e: Float[Tensor, "batch pos d_model"],
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
-        loop: int = 0,
+        loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_state"]:
-        return self.run_loop(h, e, AttentionContext(), taps, loop)
+        return super().step(h, e, AttentionContext(), taps, loop)  # which the model reads nowhere
 
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS

@@ -134,6 +134,7 @@ class RepeatedAdapter(TappedModel):
             options={"repeat": list(loop.block)},
         )
         self.loop, self._native, self._example = loop, native, inputs
+        self.reads_tokens = loop.reads_inputs
         self._state_width, self._one_place_each = width, axes[0] == "pos"
 
     @property
@@ -184,10 +185,6 @@ class RepeatedAdapter(TappedModel):
         self, h: Tensor, e: Tensor, context: AttentionContext, loop: int, tapping: Tapping
     ) -> Tensor:
         inputs = getattr(context, "inputs", None)
-        if inputs is None and self.loop.reads_inputs:
-            expected, fix = "the inputs of the run", "Use bind(model, inputs).step(h)."
-            got = "a state and an embedding"
-            raise InputError("step", expected=expected, given=got, fix=fix)
         inputs = self._stand_in(h) if inputs is None else inputs
         after = self.loop.step(self._native, h, e, inputs, tapping)
         if torch.is_grad_enabled() and h.requires_grad and not after.requires_grad:

@@ -78,7 +78,7 @@ def need_distinct(what: str, values: Sequence[Any], fix: str) -> None:
     need(values and not again, what, "at least one, each once", got, fix)
 
 
-def describe_tensor(values: object) -> str:
+def describe_tensor(values: Any) -> str:
     """Dtype, shape, range and device of a tensor; else the type."""
     torch = sys.modules.get("torch")  # without it there are no tensors
     if torch is None or not isinstance(values, torch.Tensor):

@@ -26,7 +26,7 @@ from loopinterp.interventions.base_and_source import (
 from loopinterp.interventions.engine import random_change
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import examples_for, need_classes
-from loopinterp.models.taps import Taps
+from loopinterp.models.taps import ChangingTaps
 from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE
 
@@ -397,9 +397,9 @@ class _Runs:
     def _loop(self, h: Tensor, changes: _Changes, loop: int) -> Tensor:
         places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = defaultdict(dict)
         for (component, layer), change in changes.items():
-            places["block", 0, layer][component] = change
+            places["block", layer][component] = change
         run = self._iteration
-        return run.advance(h, run.e, run.context, Taps.changing(places), **run.loop_argument(loop))
+        return run.advance(h, run.e, run.context, ChangingTaps(places), **run.loop_argument(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
         """Logits of each example after its own T(n)."""

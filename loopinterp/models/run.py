@@ -15,7 +15,6 @@ from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.protocol import takes_loop
 from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
@@ -43,6 +42,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     """
 
     repeatable = True
+    takes_loop: bool = False  # whether loops differ, by the index that run_loop is given
+    reads_tokens: bool = False  # whether a loop reads more of the input than its embedding
     keeps_keys = True  # whether attention keeps keys and values where its context remembers them
 
     # The protocol
@@ -65,11 +66,19 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         e: Float[Tensor, "batch pos d_model"],
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
+        loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop, with the taps of loop 0; :meth:`bind` computes ``context`` once."""
+        """One loop; :meth:`bind` computes ``context`` once, ``loop`` matters if it takes one."""
+        if loop is None and self.takes_loop:
+            expected, fix = "the loop's index: loops differ", "Pass loop=t."
+            raise InputError("loop", expected=expected, given="none", fix=fix)
         if context is None:
+            if self.reads_tokens:
+                expected, got = "the input, which a loop reads", "a state and an embedding"
+                fix = "Use model.bind(inputs).step(h)."
+                raise InputError("step", expected=expected, given=got, fix=fix)
             context = self.length_context(h.shape[1], all_pairs=taps.see_scores())
-        return self.run_loop(h, e, context, taps)
+        return self.run_loop(h, e, context, taps, loop or 0)
 
     def readout(
         self, h: Float[Tensor, "*loop batch pos d_state"]
@@ -95,10 +104,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """
         self.need_no_hooks()
         e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
-        by_loop = takes_loop(self)
-        # A loop past the taps of loop 0, whichever it is.
-        advance = self.step if by_loop else self.run_loop
-        return Iteration(e, self.initial_state(e), advance, self.readout, context, by_loop)
+        return Iteration(
+            e, self.initial_state(e), self.run_loop, self.readout, context, self.takes_loop
+        )
 
     # Runs
 
