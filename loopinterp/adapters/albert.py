@@ -144,9 +144,7 @@ class AlbertAdapter(PublishedModel):
         mask = mask.masked_fill(hidden, float("-inf"))[:, None, None]
         return replace(context, mask=mask.expand(-1, -1, inputs.shape[1], -1))
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         inner, top = _parts(self.published)[0], taps.at("top")
         tables = inner.embeddings
         e = top("hook_embed", tables.word_embeddings(inputs.long()))

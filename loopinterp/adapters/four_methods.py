@@ -110,9 +110,7 @@ class FourMethodAdapter(TappedModel):
     ) -> Float[Tensor, "batch pos d_state"]:
         return super().step(h, e, AttentionContext(), taps, loop)  # which the model reads nowhere
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         return taps.at("top")("hook_embed", CheckedModel(self.published).embed(inputs))
 
     def own_loop(

@@ -29,6 +29,7 @@ from loopinterp.adapters.repeated_calls import (
     find_loop,
     loop_slots,
     repeated_blocks,
+    same_value,
 )
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
@@ -176,9 +177,7 @@ class RepeatedAdapter(TappedModel):
         """The state before the first loop: ``e``, zeros, or a vector that the model has learnt."""
         return self.loop.initial_state(self._native, e, self._state_width)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         return taps.at("top")("hook_embed", self.loop.embed(self._native, inputs))
 
     def own_loop(
@@ -233,14 +232,11 @@ def _loop_of(
 def _vocabulary(native: OwnForward, recording: Recording) -> int | None:
     """Tokens of the embedding that reads the inputs, if any."""
     for call in recording.calls:
-        module, arguments = native.by_path[call.path], call.arguments.values()
-        if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in arguments):
+        module = native.by_path[call.path]
+        reads_inputs = (same_value(x, recording.inputs) for x in call.arguments.values())
+        if isinstance(module, nn.Embedding) and any(reads_inputs):
             return module.num_embeddings
     return None
-
-
-def _same(x: object, y: Tensor) -> bool:
-    return isinstance(x, torch.Tensor) and x.shape == y.shape and bool((x == y).all())
 
 
 @torch.no_grad()

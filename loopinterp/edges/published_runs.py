@@ -74,7 +74,7 @@ class PublishedRuns:
     def _through(self, run: _Run) -> Tensor:
         model, context, taps = self.model, self._context, run.taps()
         if model.site_map.n_prelude:
-            e = run.alive(model.run_embedding(self._inputs, context, None, taps))
+            e = run.alive(model.run_embedding(self._inputs, context, taps))
         else:
             e = run.enter(self._embedding)
         h = model.initial_state(e)

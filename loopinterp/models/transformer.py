@@ -234,14 +234,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             return mask, mask
         return mask, score_mask(self.config.without_window(), query, key, **how)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         top = taps.at("top")
         # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
         e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
-        if added is not None:
-            e = e + top("hook_pos_embed", added)
+        if context.added is not None:
+            e = e + top("hook_pos_embed", context.added)
         context = context.outside_the_loop()
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
