@@ -29,7 +29,6 @@ from loopinterp.adapters.repeated_calls import (
     find_loop,
     loop_slots,
     repeated_blocks,
-    same_value,
 )
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
@@ -232,11 +231,14 @@ def _loop_of(
 def _vocabulary(native: OwnForward, recording: Recording) -> int | None:
     """Tokens of the embedding that reads the inputs, if any."""
     for call in recording.calls:
-        module = native.by_path[call.path]
-        reads_inputs = (same_value(x, recording.inputs) for x in call.arguments.values())
-        if isinstance(module, nn.Embedding) and any(reads_inputs):
+        module, arguments = native.by_path[call.path], call.arguments.values()
+        if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in arguments):
             return module.num_embeddings
     return None
+
+
+def _same(x: object, y: Tensor) -> bool:
+    return isinstance(x, torch.Tensor) and x.shape == y.shape and bool((x == y).all())
 
 
 @torch.no_grad()

@@ -326,12 +326,12 @@ def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> Inp
 
 def _changed_argument(call: Call, first: Call) -> str | None:
     for name, value in call.arguments.items():
-        if value is not call.given and not same_value(value, first.arguments.get(name)):
+        if value is not call.given and not _same_value(value, first.arguments.get(name)):
             return name
     return None
 
 
-def same_value(x: Any, y: Any) -> bool:
+def _same_value(x: Any, y: Any) -> bool:
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y)
     if isinstance(x, (int, float, str, bool, type(None))):
@@ -385,8 +385,8 @@ def _layers(
         if often[call.path] > 1 or any(x is None or x.shape != after.shape for x in ends):
             return []
     streams = [(call.given, earlier) for call, earlier in zip(chain[1:], chain)]
-    linked = all(same_value(x, earlier.returned) for x, earlier in streams)
+    linked = all(_same_value(x, earlier.returned) for x, earlier in streams)
     if not chain or not linked:
         return []
     end = (chain[-1].returned, after) if before is None else (chain[0].given, before)
-    return [call.path for call in chain] if same_value(*end) else []
+    return [call.path for call in chain] if _same_value(*end) else []
