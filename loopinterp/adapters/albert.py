@@ -35,7 +35,7 @@ from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.models.attribution import AttributionPass
@@ -68,7 +68,8 @@ class AlbertAdapter(PublishedModel):
         n_heads, width = int(config.num_attention_heads), int(config.hidden_size)
         if pad is not None:
             check_integer("pad", pad, most=words.num_embeddings - 1)
-        self.pad = pad
+        self.pad, self.reads_tokens, self.local_step = pad, pad is not None, pad is None
+        self.takes_loop = len(groups) > 1  # layers of several groups take turns
         self._d_head = width // n_heads
         layer = layer_sites(before=False, after=True, of_sum=True, rotary=False, gated=False)
         embedding: Sites = {
@@ -107,16 +108,6 @@ class AlbertAdapter(PublishedModel):
         return super().fits(_parts(model)[0])
 
     @property
-    def takes_loop(self) -> bool:
-        """Whether layers of several groups take turns."""
-        return len(self._groups) > 1
-
-    @property
-    def local_step(self) -> bool:
-        """Whether a step needs no tokens, as for padding."""
-        return self.pad is None
-
-    @property
     def _groups(self) -> Any:
         return _parts(self.published)[0].encoder.albert_layer_groups
 
@@ -153,9 +144,7 @@ class AlbertAdapter(PublishedModel):
         mask = mask.masked_fill(hidden, float("-inf"))[:, None, None]
         return replace(context, mask=mask.expand(-1, -1, inputs.shape[1], -1))
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         inner, top = _parts(self.published)[0], taps.at("top")
         tables = inner.embeddings
         e = top("hook_embed", tables.word_embeddings(inputs.long()))
@@ -169,37 +158,13 @@ class AlbertAdapter(PublishedModel):
 
     # The loop
 
-    def step(
-        self,
-        h: Float[Tensor, "batch pos d_state"],
-        e: Float[Tensor, "batch pos d_model"],
-        context: AttentionContext | None = None,
-        taps: Taps = NO_TAPS,
-        loop: int | None = None,
-    ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop; with several groups it takes the loop's index."""
-        if context is None and self.pad is not None:
-            expected, got = "the input, whose padding is not seen", "a state and an embedding"
-            fix = "Use model.bind(inputs).step(h)."
-            raise InputError("step", expected=expected, given=got, fix=fix)
-        if loop is None and self.takes_loop:
-            expected = f"the loop's index: layers of {len(self._groups)} groups take turns"
-            raise InputError("loop", expected=expected, given="none", fix="Pass loop=t.")
-        context = self.length_context(h.shape[1]) if context is None else context
-        return self._run_layers(self.layers_at(loop or 0), h, context, taps, 0)
-
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        return self._run_layers(self.layers_at(loop), h, context, taps, loop)
-
-    def _run_layers(
-        self, layers: Any, h: Tensor, context: AttentionContext, taps: Taps, place: int
-    ) -> Tensor:
-        tap = taps.at("block", place)
+        tap = taps.at("block", loop)
         h = tap("hook_state_pre", h)
-        for k, layer in enumerate(layers):
-            h = placed(self.layer, layer, h, context, taps.at("block", place, k))
+        for k, layer in enumerate(self.layers_at(loop)):
+            h = placed(self.layer, layer, h, context, taps.at("block", loop, k))
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from loopinterp.adapters.published_model import PublishedModel
 
-Architecture = Literal["albert", "hrm", "huginn", "ouro", "trm"]
-
 
 class _Code(NamedTuple):
     module: str
@@ -70,7 +68,7 @@ class AdaptedModelConfig(Settings):
         5
     """
 
-    architecture: Architecture
+    architecture: Literal["albert", "hrm", "huginn", "ouro", "trm"]
     sizes: dict[str, Any]
     n_outputs: PositiveInt | None = None
     options: dict[str, Any] = field(default_factory=dict)

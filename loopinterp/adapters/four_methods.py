@@ -106,13 +106,11 @@ class FourMethodAdapter(TappedModel):
         e: Float[Tensor, "batch pos d_model"],
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
-        loop: int = 0,
+        loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_state"]:
-        return self.run_loop(h, e, AttentionContext(), taps, loop)
+        return super().step(h, e, AttentionContext(), taps, loop)  # which the model reads nowhere
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         return taps.at("top")("hook_embed", CheckedModel(self.published).embed(inputs))
 
     def own_loop(

@@ -26,7 +26,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Sites
 from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.taps import SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Integer
@@ -156,9 +156,7 @@ class HRMAdapter(NestedModel):
             raise InputError("inputs", expected=expected, given=str(n_pos), fix=fix)
         return super().length_context(n_pos, all_pairs=all_pairs)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         inner, top, prefix = self.published.inner, taps.at("top"), self.n_puzzle_positions
         e = inner.embed_tokens(inputs[:, prefix:].int())
         if prefix:

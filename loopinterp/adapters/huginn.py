@@ -127,9 +127,7 @@ class HuginnAdapter(PublishedModel):
         cos, sin = turns.repeat_interleave(2, dim=1).unbind(-1)
         return cos, sin
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         parts = self.published.transformer
         e = parts["wte"](inputs.long()) * float(self.published.emb_scale)
         e = taps.at("top")("hook_embed", e)

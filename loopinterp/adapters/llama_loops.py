@@ -70,9 +70,7 @@ class LlamaLoops(PublishedModel):
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         return half_rotation(self.published.get_submodule(self._rotary_path), n_pos, self)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         e = self.published.model.embed_tokens(inputs.long())
         return taps.at("top")("hook_embed", e)
 

@@ -277,9 +277,7 @@ class HRMTextAdapter(NestedModel):
         cos, sin = self.published.model.rotary_emb(like, places)
         return cos[0].to(self.device), sin[0].to(self.device)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         inner = self.published.model
         e = inner.embed_tokens(inputs.long()) * inner.embedding_scale
         return taps.at("top")("hook_embed", e)

@@ -134,6 +134,7 @@ class RepeatedAdapter(TappedModel):
             options={"repeat": list(loop.block)},
         )
         self.loop, self._native, self._example = loop, native, inputs
+        self.reads_tokens = loop.reads_inputs
         self._state_width, self._one_place_each = width, axes[0] == "pos"
 
     @property
@@ -175,19 +176,13 @@ class RepeatedAdapter(TappedModel):
         """The state before the first loop: ``e``, zeros, or a vector that the model has learnt."""
         return self.loop.initial_state(self._native, e, self._state_width)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         return taps.at("top")("hook_embed", self.loop.embed(self._native, inputs))
 
     def own_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, loop: int, tapping: Tapping
     ) -> Tensor:
         inputs = getattr(context, "inputs", None)
-        if inputs is None and self.loop.reads_inputs:
-            expected, fix = "the inputs of the run", "Use bind(model, inputs).step(h)."
-            got = "a state and an embedding"
-            raise InputError("step", expected=expected, given=got, fix=fix)
         inputs = self._stand_in(h) if inputs is None else inputs
         after = self.loop.step(self._native, h, e, inputs, tapping)
         if torch.is_grad_enabled() and h.requires_grad and not after.requires_grad:

@@ -6,6 +6,7 @@ import difflib
 import math
 import numbers
 import reprlib
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -53,6 +54,38 @@ class HookError(InputError):
 
 class CheckpointError(InputError):
     """A saved file is missing, damaged, mismatched, or of a refused kind."""
+
+
+def need(
+    holds: object,
+    what: str,
+    expected: str,
+    given: object,
+    fix: str,
+    *,
+    error: type[InputError] = InputError,
+) -> None:
+    """Raise unless something holds; ``given`` is a text, or described."""
+    if not holds:
+        got = given if isinstance(given, str) else describe_tensor(given)
+        raise error(what, expected=expected, given=got, fix=fix)
+
+
+def need_distinct(what: str, values: Sequence[Any], fix: str) -> None:
+    """Raise unless there are values, each once."""
+    again = [repr(x) for k, x in enumerate(values) if x in values[:k]]
+    got = f"{again[0]} twice" if again else "none"
+    need(values and not again, what, "at least one, each once", got, fix)
+
+
+def describe_tensor(values: Any) -> str:
+    """Dtype, shape, range and device of a tensor; else the type."""
+    torch = sys.modules.get("torch")  # without it there are no tensors
+    if torch is None or not isinstance(values, torch.Tensor):
+        return type(values).__name__
+    ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""
+    where = "" if values.device.type == "cpu" else f" on {values.device}"
+    return f"{values.dtype} of shape {list(values.shape)}{ends}{where}"
 
 
 def unknown_name(

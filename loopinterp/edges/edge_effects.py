@@ -97,7 +97,7 @@ class EdgeEffects:
                 *_, (_, state) = bound.run(graph.n_loops)
                 logits.append(bound.read(state, graph.n_loops))
             self.compared = Comparison(logits[0], logits[1], scored, metric)
-            with recording_gradients():
+            with recording_gradients(model):
                 scores = self.compared.by_example(logits[0].detach().requires_grad_())
             if scores.shape != base.shape[:1] or not scores.requires_grad:
                 raise InputError(

@@ -18,13 +18,12 @@ from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_streams import Streams
 from loopinterp.edges.graph_layout import HEADS, MLP, StreamNorms, layout_of, norms_in
 from loopinterp.edges.unrolled_graph import UnrolledGraph
-from loopinterp.models.taps import Taps, recording_gradients
+from loopinterp.models.taps import ChangingTaps, Taps, recording_gradients
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.addresses import LayerKey
     from loopinterp.models.run import HookedRun
 
 Changes = dict[str, Callable[["Tensor"], "Tensor"]]
@@ -63,7 +62,7 @@ class PublishedRuns:
         how: dict[str, Any] = {"generator": generator, "dtype": values.dtype}
         weights = torch.zeros(self.graph.edges.shape, dtype=values.dtype, requires_grad=True)
         drawn = torch.randn(values.shape, **how)
-        with recording_gradients():
+        with recording_gradients(self.model):
             run = _Run(self.model, self.graph, len(self._inputs), weights, drawn, True, None)
             run.streams.detached = True
             self._through(run)
@@ -75,7 +74,7 @@ class PublishedRuns:
     def _through(self, run: _Run) -> Tensor:
         model, context, taps = self.model, self._context, run.taps()
         if model.site_map.n_prelude:
-            e = run.alive(model.run_embedding(self._inputs, context, None, taps))
+            e = run.alive(model.run_embedding(self._inputs, context, taps))
         else:
             e = run.enter(self._embedding)
         h = model.initial_state(e)
@@ -109,25 +108,21 @@ class _Run:
 
     def taps(self) -> Taps:
         sites, changes = self._sites, {}
-        layers: list[tuple[str, int | None]] = [("prelude", None)]
-        layers += [("block", loop) for loop in range(self._graph.n_loops)]
-        for section, loop in [*layers, ("coda", None)]:
+        for section in ("prelude", "block", "coda"):
             parts = getattr(self._graph.layout, section)
             for k, each in enumerate(getattr(sites, section)):
-                changes[section, loop, k] = dict(self._in_layer(parts[k], each))
+                changes[section, k] = dict(self._in_layer(parts[k], each))
         if sites.prelude:
-            changes["prelude", None, 0]["hook_resid_pre"] = self.enter
+            changes["prelude", 0]["hook_resid_pre"] = self.enter
         if sites.coda:
-            changes["coda", None, sites.n_coda - 1]["hook_resid_post"] = self.leave
-        around: list[tuple[LayerKey, Mapping[str, str]]] = [(("top", None, None), sites.entry)]
-        for loop in range(self._graph.n_loops):
-            around.append((("block", loop, None), {**sites.opening, **sites.closing}))
+            changes["coda", sites.n_coda - 1]["hook_resid_post"] = self.leave
+        around = {"top": sites.entry, "block": {**sites.opening, **sites.closing}}
         written = {part for each in ("block", "coda") for x in getattr(self._graph.layout, each)
                    for part in x}  # fmt: skip
-        for place, these in around:
+        for section, these in around.items():
             norms = [name for name in norms_in(these) if name in written]
-            changes[place] = {f"{name}.hook_normalized": self._norm for name in norms}
-        return Taps.changing(changes)
+            changes[section, None] = {f"{name}.hook_normalized": self._norm for name in norms}
+        return ChangingTaps(changes)
 
     def _in_layer(
         self, parts: Sequence[str], sites: Mapping[str, str]

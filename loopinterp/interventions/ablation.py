@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer, need_distinct
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -26,9 +26,9 @@ from loopinterp.interventions.base_and_source import (
 from loopinterp.interventions.engine import random_change
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import examples_for, need_classes
-from loopinterp.models.taps import Taps
+from loopinterp.models.taps import ChangingTaps
 from loopinterp.tasks.sampling import need_asked
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -222,7 +222,7 @@ def ablation_study(
             given="'token'",
             fix="Leave it out.",
         )
-    _need_once("kinds", kinds)
+    need_distinct("kinds", kinds, "Leave one out.")
     parts = _chosen_parts(model, components, neurons or {}, together=together)
     spans = _chosen_spans(when, loops, last)
     places, place_names = chosen_positions(positions, batch.inputs)
@@ -306,18 +306,14 @@ def _chosen_parts(
             given="none",
             fix="Leave components out for the heads and the MLPs.",
         )
-    _need_once("components, neurons", [part.name for part in parts])
+    names = [part.name for part in parts]
+    need_distinct("components, neurons", names, "Leave one out, or rename it.")
     if together:
         union: dict[_Site, list[tuple[Any, ...]]] = defaultdict(list)
         for site, indices in chain.from_iterable(part.indices.items() for part in parts):
             union[site] += indices
         parts.append(_Part("all of them", union))
     return parts
-
-
-def _need_once(what: str, names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    need(not twice, what, "each once", f"{', '.join(twice)} twice", "Leave one out, or rename it.")
 
 
 def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple[str, range]]:
@@ -401,9 +397,9 @@ class _Runs:
     def _loop(self, h: Tensor, changes: _Changes, loop: int) -> Tensor:
         places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = defaultdict(dict)
         for (component, layer), change in changes.items():
-            places["block", 0, layer][component] = change
+            places["block", layer][component] = change
         run = self._iteration
-        return run.advance(h, run.e, run.context, Taps.changing(places), **run.loop_argument(loop))
+        return run.advance(h, run.e, run.context, ChangingTaps(places), **run.loop_argument(loop))
 
     def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
         """Logits of each example after its own T(n)."""

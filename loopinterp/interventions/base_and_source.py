@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import HookError, InputError, unknown_name
+from loopinterp.core.errors import HookError, InputError, need_distinct, unknown_name
 from loopinterp.models.addresses import resolve_index
 from loopinterp.models.protocol import need_hooks, need_model
 from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
@@ -223,8 +223,7 @@ def given_pairs(
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
     chosen = resolve_index(loops, n_loops, "loop")[0]
-    expected, fix = f"some of the loops 0 to {n_loops - 1}, each once", "Leave loops out for all."
-    need(0 < len(set(chosen)) == len(chosen), "loops", expected, repr(loops), fix)
+    need_distinct("loops", chosen, f"Leave loops out for all of 0 to {n_loops - 1}.")
     return chosen
 
 

@@ -65,7 +65,7 @@ def learn_subspace(
     exact = torch.promote_types(base.dtype, torch.float32)
     weight = start.mT.to(exact, copy=True).requires_grad_()
     optimiser = torch.optim.Adam([weight], lr=0.003)
-    with recording_gradients():
+    with recording_gradients(run.model):
         for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
             batch = rows[torch.randint(len(rows), (48,), generator=generator).to(rows.device)]
             # Orthonormal columns [d_model, rank]; the part of the change inside them.

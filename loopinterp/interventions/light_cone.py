@@ -154,9 +154,8 @@ class LightCone:
     def _step(self, h: Tensor, e: Tensor, loop: int, row: Tensor, taps: Taps | None) -> Tensor:
         listening = () if taps is None else (taps,)
         if self.reach is not None:
-            if listening:
-                return self.model.step(h, e, None, *listening)
-            return self.model.step(h, e, **self.iteration.loop_argument(loop))
+            before = (None, *listening) if listening else ()
+            return self.model.step(h, e, *before, **self.iteration.loop_argument(loop))
         context = self.iteration.context
         context = None if context is None else context.select(row)
         n_before = self.states.shape[2] - h.shape[1]  # positions that are not held

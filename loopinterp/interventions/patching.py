@@ -32,7 +32,7 @@ from loopinterp.interventions.base_and_source import (
 from loopinterp.interventions.light_cone import Change, LightCone
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model, reach
-from loopinterp.models.taps import Taps
+from loopinterp.models.taps import ChangingTaps, Taps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.addresses import Index, LayerKey
+    from loopinterp.models.addresses import Index
     from loopinterp.tasks.task import Batch
 
 
@@ -339,7 +339,7 @@ class _Sweep:
             return self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
         names = [self._name(BLOCK, t, layer) for t in loops]
         values = self._activations(names, min(loops), max(loops) + 1)
-        return self._side_by_side(loops, values, (BLOCK, 0, layer))
+        return self._side_by_side(loops, values, (BLOCK, layer))
 
     def _with_hook(
         self, name: str, sources: Float[Tensor, "source batch ..."], start: int
@@ -375,7 +375,7 @@ class _Sweep:
         self,
         loops: list[int],
         values: Float[Tensor, "loop input batch ..."],
-        layer_key: LayerKey | None = None,
+        layer_key: tuple[str, int | None] | None = None,
     ) -> Float[np.ndarray, "measure loop head place"]:
         """Patches of one site (None: the state), similar positions together."""
         places = self.places
@@ -417,7 +417,7 @@ class _Sweep:
         self,
         loops: list[int],
         sources: Float[Tensor, "loop source batch ..."],
-        layer_key: LayerKey | None,
+        layer_key: tuple[str, int | None] | None,
         loop: Int[Tensor, " row"],
         source: Int[Tensor, " row"],
         head: Int[Tensor, " row"],
@@ -453,7 +453,7 @@ class _Sweep:
                 return torch.cat([x[: new.start], patched]) if new.start else patched
 
             assert layer_key is not None
-            return Taps.changing({layer_key: {self.target.full: change}})
+            return ChangingTaps({layer_key: {self.target.full: change}})
 
         change = Change(state=put) if layer_key is None else Change(within=within)
         done = torch.tensor(loops, device=device)[loop]

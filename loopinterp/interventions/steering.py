@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer, need_distinct
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -243,8 +243,7 @@ def steering_sweep(
         [0.0, 0.0, 0.0]
     """
     need_hooks(model)
-    fits, fix = len({*strengths}) == len(strengths), "Leave one of the equal ones out."
-    need(fits, "strengths", "strengths that differ", f"{list(strengths)}", fix)
+    need_distinct("strengths", strengths, "Pass e.g. strengths=[0.0, 1.0, 4.0].")
     direction = _check_direction(_as_direction(direction))
     inputs, scored, n_loops = scored_examples(model, data, n_loops, n, batch_size, seed)
     place = hook_place(model, component, n_loops, loops=loops, layer=layer)

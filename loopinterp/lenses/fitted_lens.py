@@ -272,7 +272,7 @@ def live_places(
 ) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
     """The last state of a run, and the residuals to differentiate it by."""
     recorded: dict[tuple[int, Layer], Tensor] = {}
-    with recording_gradients():
+    with recording_gradients(model):
         iteration = bind(model, inputs)
         start = iteration.h0.detach().clone().requires_grad_()
         if not inside:

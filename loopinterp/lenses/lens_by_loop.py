@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer, need_distinct
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -185,13 +185,7 @@ def lens_study(
         check_integer("positions", p, least=-n_pos, most=n_pos - 1) % n_pos
         for p in (range(n_pos) if positions is None else positions)
     ]
-    if not chosen or len({*chosen}) < len(chosen):
-        raise InputError(
-            "positions",
-            expected="one at least, each once",
-            given=str(list(positions or [])),
-            fix="Pass e.g. positions=[-1], or None for all.",
-        )
+    need_distinct("positions", chosen, "Pass e.g. positions=[-1], or None for all.")
     how = {"n_loops": n_loops, "inside": inside}
     about, precise = beside_float32(model, inputs)
     with study(seed, study="lens", **about, lens=name, **how, n_examples=len(inputs)) as watch:

@@ -148,7 +148,7 @@ def _gradients(
         part = slice(start, start + each)
         h = torch.stack(read[part]).to(matrix.dtype)  # [place, batch, pos, d_model]
         maps = slice(None) if len(matrix) == 1 else part
-        with recording_gradients():
+        with recording_gradients(model):
             # [place, batch, pos, d_model]
             moved = torch.einsum("sbpi,soi->sbpo", h, matrix[maps].expand(len(h), -1, -1))
             moved = moved + offset[maps].expand(len(h), -1)[:, None, None]

@@ -6,7 +6,6 @@ A row is one position of one prompt. A shard has an array for each site, and ``p
 
 from __future__ import annotations
 
-import json
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import torch
 from pydantic import PositiveInt
+from safetensors import safe_open
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 _INDEX = "index.json"
 _ABOUT_ROWS = ("prompt", "pos", "token")
-# NumPy's types by those of safetensors; bfloat16, which NumPy lacks, as integers.
-_DTYPES = {"BF16": "<i2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8"}
 
 
 @torch.no_grad()
@@ -327,7 +325,9 @@ class ActivationStore:
 
     @cached_property
     def _mapped(self) -> list[dict[str, Tensor]]:
-        return [_mapped(file) for file in self._files]
+        # Tensors of safe_open are mapped copy-on-write.
+        opened = [safe_open(file, framework="pt") for file in self._files]
+        return [{name: x.get_tensor(name) for name in (*self.sites, *_ABOUT_ROWS)} for x in opened]
 
     def _places(self, rows: Any) -> Int[Tensor, " chosen"]:
         if isinstance(rows, slice):
@@ -365,19 +365,3 @@ class StoredRows(Dataset[Tensor]):
 
     def __getitems__(self, rows: Sequence[int]) -> list[Tensor]:
         return [*self.store.read_tensor(self.site, rows)]
-
-
-def _mapped(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped copy-on-write."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
-    data = np.memmap(file, mode="c", offset=8 + length, dtype=np.uint8)
-    tensors = {}
-    for name, x in header.items():
-        if name != "__metadata__":
-            start, end = x["data_offsets"]
-            array = torch.from_numpy(data[start:end].view(_DTYPES[x["dtype"]]))
-            array = array.view(torch.bfloat16) if x["dtype"] == "BF16" else array
-            tensors[name] = array.reshape(x["shape"])
-    return tensors

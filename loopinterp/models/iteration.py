@@ -95,7 +95,7 @@ class Iteration(ShortRepr):
         for loop in range(n_loops + 1):
             h = self.step(h, first + loop - 1) if loop else h
             if loop < 2 or not may_diverge:
-                _check_finite(h, "state", loop)
+                check_finite(h, "state", loop)
             yield loop, h
 
     def read(
@@ -103,11 +103,11 @@ class Iteration(ShortRepr):
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
         """The readout of a state, checked to be finite."""
         logits = self.readout(h)
-        _check_finite(logits, "logits", loop, state=h)
+        check_finite(logits, "logits", loop, state=h)
         return logits
 
 
-def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None = None) -> None:
+def check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None = None) -> None:
     """Raise if an example's values are not finite though its state is."""
     # One sum shows that all are finite; where gradients are wanted, training looks at the loss.
     if values.requires_grad or values.sum().isfinite():

@@ -112,16 +112,6 @@ class Recall(nn.Module):
         return self.state(x) + self.input(e)
 
 
-class _Gate(LinearMap):
-    """``sigmoid(W h + b)``: scales a sublayer's output, per feature."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model, d_model)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).sigmoid()
-
-
 class Layer(nn.Module):
     """Attention and MLP around the residual stream, each with its norms.
 
@@ -140,9 +130,9 @@ class Layer(nn.Module):
         self.ln2 = Norm(config) if config.norm != "none" else None
         self.mlp = MLP(config)
         self.ln2_post = Norm(config) if config.norm == "sandwich" else None
-        gated = config.norm == "gated"
-        self.attn_gate = _Gate(config.d_model) if gated else None
-        self.mlp_gate = _Gate(config.d_model) if gated else None
+        gated, d_model = config.norm == "gated", config.d_model
+        self.attn_gate = LinearMap(d_model, d_model) if gated else None
+        self.mlp_gate = LinearMap(d_model, d_model) if gated else None
         internal = self.injects and config.injection == "internal"
         self.recall1 = Recall(config.d_model) if internal else None
         self.recall2 = Recall(config.d_model) if internal else None
@@ -163,7 +153,7 @@ class Layer(nn.Module):
         if self.ln1_post is not None:
             x = self.ln1_post(x, tap, "ln1_post")
         if self.attn_gate is not None:
-            x = x * tap("hook_attn_gate", self.attn_gate(h))
+            x = x * tap("hook_attn_gate", self.attn_gate(h).sigmoid())
         h = h + tap("hook_attn_out", x)
         if ln1 is not None and self.norms_sum:
             h = ln1(h, tap, "ln1")
@@ -174,7 +164,7 @@ class Layer(nn.Module):
         if self.ln2_post is not None:
             x = self.ln2_post(x, tap, "ln2_post")
         if self.mlp_gate is not None:
-            x = x * tap("hook_mlp_gate", self.mlp_gate(h))
+            x = x * tap("hook_mlp_gate", self.mlp_gate(h).sigmoid())
         h = h + tap("hook_mlp_out", x)
         if ln2 is not None and self.norms_sum:
             h = ln2(h, tap, "ln2")

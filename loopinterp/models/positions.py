@@ -89,6 +89,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines of the angles [pos, d_head]
     # The abacus embedding: added to queries and keys; or [batch, 1, pos, d_model], to their input.
     qk_offset: Float[Tensor, "#batch #head pos d"] | None = None
+    added: Float[Tensor, "batch pos d_model"] | None = None  # to the embedding
     # From the keys and values of each layer in turn to all that attention reads.
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     # Another function of queries, keys and values, for any arrangement of positions.

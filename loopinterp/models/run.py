@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -15,7 +16,6 @@ from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.protocol import takes_loop
 from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
@@ -43,6 +43,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     """
 
     repeatable = True
+    takes_loop: bool = False  # whether loops differ, by the index that run_loop is given
+    reads_tokens: bool = False  # whether a loop reads more of the input than its embedding
     keeps_keys = True  # whether attention keeps keys and values where its context remembers them
 
     # The protocol
@@ -65,11 +67,19 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         e: Float[Tensor, "batch pos d_model"],
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
+        loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop, with the taps of loop 0; :meth:`bind` computes ``context`` once."""
+        """One loop; :meth:`bind` computes ``context`` once, ``loop`` matters if it takes one."""
+        if loop is None and self.takes_loop:
+            expected, fix = "the loop's index: loops differ", "Pass loop=t."
+            raise InputError("loop", expected=expected, given="none", fix=fix)
         if context is None:
+            if self.reads_tokens:
+                expected, got = "the input, which a loop reads", "a state and an embedding"
+                fix = "Use model.bind(inputs).step(h)."
+                raise InputError("step", expected=expected, given=got, fix=fix)
             context = self.length_context(h.shape[1], all_pairs=taps.see_scores())
-        return self.run_loop(h, e, context, taps)
+        return self.run_loop(h, e, context, taps, loop or 0)
 
     def readout(
         self, h: Float[Tensor, "*loop batch pos d_state"]
@@ -86,19 +96,24 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         position_offset: int | Int[Tensor, " batch"] = 0,
         checked: bool = False,
         all_pairs: bool = False,
+        taps: Taps | None = None,
     ) -> Iteration:
-        """The iteration over one input; it computes the attention context once and fires no hooks.
+        """The iteration over one input; it computes the attention context once.
 
         Args:
             checked: Whether tokens and offsets are known to be in range.
             all_pairs: Whether attention covers all pairs of positions, whatever the window.
+            taps: Taps that the run passes; None: no hook may be on.
         """
-        self.need_no_hooks()
-        e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
-        by_loop = takes_loop(self)
-        # A loop past the taps of loop 0, whichever it is.
-        advance = self.step if by_loop else self.run_loop
-        return Iteration(e, self.initial_state(e), advance, self.readout, context, by_loop)
+        if taps is None:
+            self.need_no_hooks()
+        how = {"checked": checked, "all_pairs": all_pairs}
+        e, context = self._enter(inputs, position_offset, taps or NO_TAPS, **how)
+        h0 = self.initial_state(e)
+        if taps is None:
+            return Iteration(e, h0, self.run_loop, self.readout, context, self.takes_loop)
+        step, readout = (partial(f, taps=taps) for f in (self.run_loop, self.run_readout))
+        return Iteration(e, h0, step, readout, context, takes_loop=True)
 
     # Runs
 
@@ -307,8 +322,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     ) -> tuple[Tensor, AttentionContext]:
         all_pairs = all_pairs or taps.see_scores()
         context = self.input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
-        added = self.added_positions(inputs, offset)
-        return self.run_embedding(inputs, context, added, taps), context
+        return self.run_embedding(inputs, context, taps), context
 
     # What a model defines
 
@@ -342,7 +356,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         bar = self.input_bar(inputs)
         every_pair = all_pairs or bar is not None
         context = self.length_context(inputs.shape[1], all_pairs=every_pair)
-        context = replace(context, qk_offset=self.qk_offset(inputs, offset))
+        added, to_qk = self.added_positions(inputs, offset), self.qk_offset(inputs, offset)
+        context = replace(context, added=added, qk_offset=to_qk)
         if bar is None:
             return context
         place = torch.arange(inputs.shape[1], device=inputs.device)
@@ -374,9 +389,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The bias on scores at some positions: in the loop, and outside."""
 
     @abstractmethod
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         """The injected input: embedding and prelude."""
 
     @abstractmethod

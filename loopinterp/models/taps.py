@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformer_lens.utilities import Slice
 
-from loopinterp.core.errors import HookError, InputError
+from loopinterp.core.errors import HookError, InputError, need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -135,12 +135,6 @@ class Taps:
             opened[address.place].recorded[address.component] = address
         self._taps: dict[LayerKey, Tap] = dict(opened)
 
-    @classmethod
-    def changing(cls, changes: Mapping[LayerKey, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
-        taps = cls()
-        taps._taps = {place: ChangingTap(these) for place, these in changes.items()}
-        return taps
-
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         return self._taps.get((section, loop, layer), SILENT)
 
@@ -155,6 +149,20 @@ class Taps:
 
 
 NO_TAPS = Taps()
+
+
+class ChangingTaps(Taps):
+    """Changes of activations by section and layer, in whichever loop runs."""
+
+    def __init__(
+        self, changes: Mapping[tuple[str, int | None], Mapping[str, Callable[[Tensor], Tensor]]]
+    ) -> None:
+        super().__init__()
+        for (section, layer), these in changes.items():
+            self._taps[section, None, layer] = ChangingTap(these)
+
+    def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
+        return super().at(section, None, layer)
 
 
 class Recorder:
@@ -228,15 +236,17 @@ class Recorder:
         return part
 
 
-def recording_gradients() -> torch.enable_grad:
+def recording_gradients(model: Any = None) -> torch.enable_grad:
     """A context with gradients, even under ``torch.no_grad()``.
 
     Raises:
-        InputError: Under ``torch.inference_mode()``.
+        InputError: Under ``torch.inference_mode()``, or if the model's weights were made there.
     """
-    if torch.is_inference_mode_enabled():
-        expected, fix = "a call outside torch.inference_mode()", "Use torch.no_grad() instead."
-        raise InputError("gradients", expected=expected, given="one inside", fix=fix)
+    inside, fix = torch.is_inference_mode_enabled(), "Use torch.no_grad() instead."
+    need(not inside, "gradients", "a call outside torch.inference_mode()", "one inside", fix)
+    weights = getattr(model, "parameters", tuple)()
+    expected, fix = "weights made outside torch.inference_mode()", "Pass copy.deepcopy(model)."
+    need(not any(x.is_inference() for x in weights), "model", expected, "some made inside", fix)
     return torch.enable_grad()
 
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.functional import pad
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models.addresses import Address
 from loopinterp.models.cache import LoopedCache
-from loopinterp.models.iteration import Iteration, bind
+from loopinterp.models.iteration import bind, check_finite
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import declared
 from loopinterp.models.run import HookedRun
@@ -55,10 +54,11 @@ class RecomputedRun:
         offset: int | Tensor,
     ) -> None:
         self.model, self.tokens, self.lengths = model, tokens, lengths
-        self.loops, self.offset, self.number = loops, offset, 0
+        self.offset, self.number = offset, 0
         self.rows = torch.arange(len(tokens), device=tokens.device)
-        self.ends = loops if isinstance(loops, Tensor) else None
-        self.n_loops = most_loops(loops)
+        # [batch, 1]: loops of each example, if it has its own.
+        self.ends = loops[:, None] if isinstance(loops, Tensor) else None
+        self.n_loops = max(1, int(loops.max())) if isinstance(loops, Tensor) else loops
         self.recorded: list[Address] = []
         self.recorder: TokenRecorder | None = None
         self.stops: TokenStops | None = None
@@ -155,43 +155,46 @@ class RecomputedRun:
         self, last: Int[Tensor, " batch"], seen: int, taps: Taps
     ) -> Float[Tensor, "batch d_vocab_out"]:
         """Logits at position ``last`` of each example, of ``seen`` in all."""
-        # [batch, pos, d_vocab_out], read at the last known position of each example.
+        inputs, ends, at = self.tokens[:, :seen], self.ends, (self.rows, last)
         if self.stops is not None:
-            return self._run_by_rule(self.tokens[:, :seen], last, self.stops, taps)[self.rows, last]
-        return self._run(self.tokens[:, :seen], taps)[self.rows, last]
-
-    def _run_by_rule(self, inputs: Tensor, last: Tensor, stops: TokenStops, taps: Taps) -> Tensor:
-        if isinstance(model := self.model, HookedRun):  # with the hooks that are on
-            e, context = model._enter(inputs, self.offset, taps)
-            advance = partial(model.run_loop, taps=taps)
-            bound = Iteration(e, model.initial_state(e), advance, model.readout, context, True)
-            readout = partial(model.run_readout, taps=taps)
-        else:
-            bound = bind(model, inputs)
-            readout = bound.readout
-        h = read = bound.h0
-        at = self.rows, last
-        ends = torch.full(inputs.shape, self.n_loops, device=inputs.device)  # [batch, pos]
-        for number, loops in enumerate(stops.loops):
-            ends[self.rows, self.lengths - 1 + number] = loops
-        stops.begin(self.number, h[at][:, None], bound.readout)
-        for loop in range(1, self.n_loops + 1):
-            h = bound.step(h, loop - 1)
-            read = torch.where((ends >= loop)[..., None], h, read)
-            stops.see(h[at][:, None])
-        read = read.clone()
-        read[at] = stops.finish()[:, 0]
-        return readout(read)
-
-    def _run(self, inputs: Tensor, taps: Taps) -> Tensor:
+            ends = torch.full(inputs.shape, self.n_loops, device=inputs.device)  # [batch, pos]
+            for number, loops in enumerate(self.stops.loops):
+                ends[self.rows, self.lengths - 1 + number] = loops
         if isinstance(self.model, HookedRun):
-            span = range(self.n_loops)
-            return self.model._run(inputs, self.loops, span, None, self.offset, "logits", taps)
-        bound = bind(self.model, inputs)
-        read = bound.h0  # each example's state after its own last loop
-        for loop, h in bound.run(self.n_loops):
-            read = h if self.ends is None else torch.where(_as_rows(self.ends >= loop, h), h, read)
-        return bound.read(read, self.n_loops)
+            bound = self.model.bind(inputs, position_offset=self.offset, taps=taps)
+            read = self._last_states(bound.h0, bound.step, ends, at)
+            logits = bound.readout(read)
+        else:
+            bound = bind(self.model, inputs)
+            read = self._last_states(bound.h0, bound.step, ends, at)
+            check_finite(read, "state", self.n_loops)
+            logits = bound.read(read, self.n_loops)
+        taps.end(read, logits)
+        return logits[at]
+
+    def _last_states(
+        self,
+        h: Float[Tensor, "batch pos d_state"],
+        step: Callable[[Tensor, int], Tensor],
+        ends: Int[Tensor, "batch #pos"] | None,  # noqa: UP037
+        chosen: tuple[Tensor, Tensor],
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """The states to read, each after its own loops; at the ``chosen`` place where a rule stops.
+
+        ``chosen`` is the row and position whose logits choose the new token, ``[batch]`` each.
+        """
+        read, stops = h, self.stops
+        if stops is not None:
+            stops.begin(self.number, h[chosen][:, None], self.model.readout)
+        for loop in range(self.n_loops):
+            h = step(h, loop)
+            read = h if ends is None else torch.where((ends > loop)[..., None], h, read)
+            if stops is not None:
+                stops.see(h[chosen][:, None])
+        if stops is not None:
+            read = read.clone()
+            read[chosen] = stops.finish()[:, 0]
+        return read
 
 
 class CachedRun(RecomputedRun):
@@ -229,25 +232,18 @@ class CachedRun(RecomputedRun):
         model, at = self.model, (self.rows[:, None], places)
         known, context = self.tokens[:, : self.seen], self.input_context(places)
         model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
-        added = model.added_positions(known, self.offset)
-        e = model.run_embedding(known[at], context, None if added is None else added[at], taps)
+        e = model.run_embedding(known[at], context, taps)
         if self.start is None:
-            h = read = model.initial_state(e)
+            h = model.initial_state(e)
         else:
             # [batch, pos, d_state]: an initial state that depends on the position alone.
-            h = read = self.start[places].expand(len(e), -1, -1)
-        # Where the state stands that chooses the new token, [batch].
+            h = self.start[places].expand(len(e), -1, -1)
+
+        def step(h: Tensor, loop: int) -> Tensor:
+            return model.run_loop(h, e, context, taps, loop)
+
         chosen = self.rows, self.lengths - 1 if not self.number else torch.zeros_like(self.rows)
-        if self.stops is not None:
-            self.stops.begin(self.number, h[chosen][:, None], model.readout)
-        for loop in range(self.n_loops):
-            h = model.run_loop(h, e, context, taps, loop)
-            read = h if self.ends is None else torch.where(_as_rows(self.ends > loop, h), h, read)
-            if self.stops is not None:
-                self.stops.see(h[chosen][:, None])
-        if self.stops is not None:
-            read = read.clone()
-            read[chosen] = self.stops.finish()[:, 0]
+        read = self._last_states(h, step, self.ends, chosen)
         logits = model.run_readout(read, taps, context=replace(context, qk_offset=None))
         taps.end(read, logits)
         return logits
@@ -255,7 +251,8 @@ class CachedRun(RecomputedRun):
     def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
         model, known = self.model, self.tokens[:, : self.seen]
         key = torch.arange(self.seen, device=places.device)[None, None]  # [1, 1, key]
-        offset = model.qk_offset(known, self.offset)
+        added, offset = (f(known, self.offset) for f in (model.added_positions, model.qk_offset))
+        added = None if added is None else added[self.rows[:, None], places]
         if offset is not None:
             # Indexed by rows and places: [batch, pos, head, d_head], turned back to heads first.
             offset = offset[self.rows[:, None], :, places].transpose(1, 2)
@@ -285,7 +282,12 @@ class CachedRun(RecomputedRun):
             mask, around = (mask + bar,) * 2 if around is mask else (mask + bar, around + bar)
         surround = None if around is mask else AttentionContext(mask=around)
         return AttentionContext(
-            mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround
+            mask,
+            rotation=rotation,
+            qk_offset=offset,
+            added=added,
+            remember=remember,
+            surround=surround,
         )
 
 
@@ -321,7 +323,7 @@ class TokenStops:
         tolerance = self.rule.tolerance
         assert tolerance is not None
         ready = self.going & (self.rule.score(self.view) <= tolerance)
-        self.state = torch.where(_as_rows(self.going, self.view.state), self.view.state, self.state)
+        self.state = torch.where(self.going[:, None, None], self.view.state, self.state)
         self.loop = torch.where(ready, self.view.loop, self.loop)
         self.going = self.going & ~ready
 
@@ -375,11 +377,3 @@ class TokenRecorder(Recorder):
             torch.cat(self.states, 1), positions, by_example, torch.cat(self.read, 1)
         )
         return LoopedCache(activations, self.run.model.unroll(self.run.n_loops), readout=readout)
-
-
-def most_loops(loops: int | Tensor) -> int:
-    return max(1, int(loops.max())) if isinstance(loops, Tensor) else loops
-
-
-def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
-    return chosen.view(-1, *[1] * (like.ndim - 1))

@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.errors import check_integer, check_seed
 from loopinterp.core.text import MOST, as_table
 from loopinterp.models.checkpoints import PretrainedMixin
 from loopinterp.models.config import LoopedTransformerConfig, site_map_of
@@ -138,10 +138,11 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     @property
     def local_step(self) -> bool:
         """Whether a step of some positions needs neither places nor tokens."""
-        return not self._reads_tokens and self.config.positions not in ("fire", "grid")
+        return not self.reads_tokens and self.config.positions not in ("fire", "grid")
 
     @property
-    def _reads_tokens(self) -> bool:
+    def reads_tokens(self) -> bool:  # type: ignore[override]
+        """Whether abacus positions enter the scores of attention."""
         on_scores = self.config.abacus_target != "input" or self.config.abacus_window is not None
         return self.config.positions == "abacus" and on_scores
 
@@ -233,14 +234,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             return mask, mask
         return mask, score_mask(self.config.without_window(), query, key, **how)
 
-    def run_embedding(
-        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
-    ) -> Tensor:
+    def run_embedding(self, inputs: Tensor, context: AttentionContext, taps: Taps) -> Tensor:
         top = taps.at("top")
         # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
         e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
-        if added is not None:
-            e = e + top("hook_pos_embed", added)
+        if context.added is not None:
+            e = e + top("hook_pos_embed", context.added)
         context = context.outside_the_loop()
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
@@ -263,19 +262,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         # [pos, d_model], the same for every example.
         noise = torch.randn(e.shape[1:], generator=generator, dtype=torch.float32)
         return (noise * self.config.noise_std).to(e).expand_as(e)
-
-    def step(
-        self,
-        h: Float[Tensor, "batch pos d_model"],
-        e: Float[Tensor, "batch pos d_model"],
-        context: AttentionContext | None = None,
-        taps: Taps = NO_TAPS,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        if context is None and self._reads_tokens:
-            expected = "the input, as abacus positions enter the scores of attention"
-            got, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
-            raise InputError("step", expected=expected, given=got, fix=fix)
-        return super().step(h, e, context, taps)
 
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer, need_distinct
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -180,8 +180,8 @@ def probe_study(
 
 
 def _check_sites(model: HookedRun, sites: Sequence[str]) -> None:
-    book, once = model.addresses(), 0 < len(sites) == len({*sites})
-    need(once, "sites", "at least one, each once", repr([*sites]), "Name each site once.")
+    need_distinct("sites", sites, "Name each site once.")
+    book = model.addresses()
     for site in sites:
         if book.site_map.axes(book.kinds[book.component(site)])[0] != "pos":
             fix = "Probe attn.hook_z or hook_state_post, for instance."

@@ -13,6 +13,8 @@ import torch
 
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import MOST_LOOPS, InputError
+from loopinterp.core.errors import describe_tensor as describe_tensor
+from loopinterp.core.errors import need as need
 from loopinterp.core.text import ShortRepr
 
 if TYPE_CHECKING:
@@ -215,19 +217,3 @@ def _is_integer(part: object) -> bool:
 def _need(holds: object, name: str, expected: str, part: object) -> None:
     fix = "Draw the batch with task.sample or task.encode."
     need(holds, f"{name} of a batch", expected, part, fix)
-
-
-def need(holds: object, what: str, expected: str, given: object, fix: str) -> None:
-    """Raise an InputError unless something holds."""
-    if not holds:
-        got = given if isinstance(given, str) else describe_tensor(given)
-        raise InputError(what, expected=expected, given=got, fix=fix)
-
-
-def describe_tensor(values: object) -> str:
-    """Dtype, shape, range and device of a tensor; else the type."""
-    if not isinstance(values, torch.Tensor):
-        return type(values).__name__
-    ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""
-    where = "" if values.device.type == "cpu" else f" on {values.device}"
-    return f"{values.dtype} of shape {list(values.shape)}{ends}{where}"

@@ -133,6 +133,26 @@ def test_a_step_that_takes_the_loop_is_given_it() -> None:
     assert not torch.allclose(bound.step(bound.h0, 0), bound.step(bound.h0, 5))
 
 
+class Indifferent(Gated):
+    """It takes the loop's index, and computes the same in every loop."""
+
+    def step(self, h: Tensor, e: Tensor, loop: int) -> Tensor:  # type: ignore[override]
+        return super().step(h, e)
+
+
+def test_patches_inside_a_loop_do_not_depend_on_whether_a_step_takes_its_index() -> None:
+    sweeps = []
+    for kind in (Gated, Indifferent):
+        model = adapt(gated(kind), inputs=tokens_of(), n_loops=3)
+        sweeps.append(
+            interventions.patching_sweep(
+                model, tokens_of(2), tokens_of(2, seed=1), component="mix.linear1.hook_out"
+            )
+        )
+    without, taking = (sweep.data["effect"].values for sweep in sweeps)
+    assert (without == taking).all() and (without > 0).all()
+
+
 def _metric(logits: Tensor) -> Tensor:
     return logits[..., 0].mean(-1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,21 @@ def test_inference_mode_is_what_is_refused(name: str, tmp_path: Path) -> None:
         CALLS[name](tmp_path)
     assert refused.value.what == "gradients"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["tuned lens", "jacobian lens", "edges"])
+def test_weights_made_in_inference_mode_are_what_is_refused(name: str) -> None:
+    with torch.inference_mode():
+        made_there = _model()
+    fits: dict[str, Callable[[Any], Any]] = {
+        "tuned lens": lambda model: lenses.fit_tuned_lens(model, BATCH, n_loops=2, steps=1),
+        "jacobian lens": lambda model: lenses.fit_jacobian_lens(model, BATCH, n_loops=2),
+        "edges": lambda model: edges.edge_study(model, BATCH, OTHER),
+    }
+    with pytest.raises(InputError) as refused:
+        fits[name](made_there)
+    assert refused.value.what == "model"
+    fits[name](copy.deepcopy(made_there))  # as the message says
 
 
 TOKENS = torch.zeros(2, 6, dtype=torch.long)
