@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from loopinterp.comparison import SpreadPairs, compare_programs
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, describe_tensor
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -34,7 +34,6 @@ from loopinterp.probing.carry_wavefront import front_speed, sample_chains
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_grid import majority_accuracy, with_random_weights
 from loopinterp.tasks import IGNORE, Addition
-from loopinterp.tasks.task import describe_tensor
 from loopinterp.training import evaluate
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from torch import Tensor
 from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
@@ -21,7 +22,7 @@ from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import Task, need
+from loopinterp.tasks.task import Task
 from loopinterp.tasks.task_registry import get_task
 
 TRAINED = "trained"

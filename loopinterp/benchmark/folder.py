@@ -21,7 +21,7 @@ from torch import Tensor
 from loopinterp.benchmark.circuit_training import TRAINED
 from loopinterp.benchmark.known_models import VERSION, BenchmarkModel, benchmark_models
 from loopinterp.compiler.compiled import Compiled
-from loopinterp.core.errors import CheckpointError, unknown_name
+from loopinterp.core.errors import CheckpointError, need, unknown_name
 from loopinterp.core.progress import track
 from loopinterp.core.storage import (
     read_bytes,
@@ -35,7 +35,7 @@ from loopinterp.edges.known_edges import program_edges, wiping_edges
 from loopinterp.edges.unrolled_graph import TiedEdge
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.tasks.task import Task, need
+from loopinterp.tasks.task import Task
 
 LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 

@@ -25,12 +25,11 @@ from loopinterp.benchmark.state_scores import (
     score_wavefront,
 )
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import check_choice
+from loopinterp.core.errors import check_choice, need
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     import pandas as pd

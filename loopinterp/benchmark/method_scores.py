@@ -29,7 +29,7 @@ from loopinterp.comparison.subspace_search import labelled_states, mean_directio
 from loopinterp.comparison.variable_interchange import RANDOM as RANDOM_CHANGE
 from loopinterp.compiler.circuit import orthonormal
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import InputError, check_choice, need
 from loopinterp.core.settings import Seed
 from loopinterp.decompiler.decompilation import decompile
 from loopinterp.decompiler.evidence import EXACT as EXACT_CLAIM
@@ -49,7 +49,7 @@ from loopinterp.models import LoopedTransformerConfig
 from loopinterp.programs import equivalence
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import Batch, need
+from loopinterp.tasks.task import Batch
 
 UnrolledEdge = tuple[str, str]
 """Sender and receiver with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""

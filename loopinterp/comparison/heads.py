@@ -12,12 +12,12 @@ from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_batch, check_programs
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, device_of, need_hooks
 from loopinterp.programs.expressions import selectors as selectors_of
 from loopinterp.programs.interpreter import evaluate
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -12,6 +12,7 @@ from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_batch, named_models
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.interventions.engine import InterchangeRun
@@ -19,7 +20,7 @@ from loopinterp.interventions.pairs import InterchangePairs, draw_pairs
 from loopinterp.models import describe_model
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.addition import Addition
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Int

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.models.protocol import need_model
 from loopinterp.models.study_examples import fit_to_model
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.sampling import as_batch, as_batches, check_tokens, need_asked
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from loopinterp.compiler.validation import validate
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import check_choice
+from loopinterp.core.errors import check_choice, need
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Tokens
@@ -23,7 +23,6 @@ from loopinterp.programs.interpreter import Intervention
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.nodes import postorder
 from loopinterp.programs.program import ProgramOffset, with_output_lag
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -23,6 +23,7 @@ from pydantic import Field, PositiveInt
 from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.rule import LEAST_INPUTS, DelayShare, delay_shares
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -32,7 +33,6 @@ from loopinterp.interventions.pairs import InterchangePairs, drawn_pairs, join, 
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
 from loopinterp.models.protocol import declared
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

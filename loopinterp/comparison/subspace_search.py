@@ -19,7 +19,7 @@ from loopinterp.comparison.program_runs import Prediction
 from loopinterp.comparison.rule import THRESHOLD, delay_groups
 from loopinterp.compiler.circuit import orthonormal
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import check_choice, check_integer
+from loopinterp.core.errors import check_choice, check_integer, need
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -34,7 +34,7 @@ from loopinterp.interventions.learned_subspace import learn_subspace
 from loopinterp.models import describe_model, device_of, iterate
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     import xarray as xr

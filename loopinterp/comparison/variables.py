@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_programs
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import check_integer
+from loopinterp.core.errors import check_integer, need
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -21,7 +21,7 @@ from loopinterp.models.study_examples import examples_for
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_grid import with_random_weights
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -12,9 +12,9 @@ import torch
 
 from loopinterp.compiler.features import Codes, LoweredHead
 from loopinterp.compiler.stream_layout import LayerLayout, StreamLayout
+from loopinterp.core.errors import need
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
-from loopinterp.tasks.task import need
 
 SHARPNESS = 120.0
 """Score difference between selected and other keys: exp(-120) is 0 in 32 bits.

@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopinterp.core.errors import CheckpointError, unknown_name
+from loopinterp.core.errors import CheckpointError, need, unknown_name
 from loopinterp.core.storage import read_json_object, read_tensors, write_json, write_tensors
 from loopinterp.core.text import ShortRepr
-from loopinterp.tasks.task import need
 
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"

@@ -13,14 +13,13 @@ from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
 from loopinterp.compiler.validation import validate
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import CheckpointError, InputError, check_integer
+from loopinterp.core.errors import CheckpointError, InputError, check_integer, need
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.programs.expressions import MAX_TABLE
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
-from loopinterp.tasks.task import need
 from loopinterp.tasks.task_registry import get_task, list_tasks
 
 

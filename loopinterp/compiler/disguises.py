@@ -29,10 +29,10 @@ from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.compiled import Compiled, need_compiled
 from loopinterp.compiler.features import FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.settings import Seed
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
-from loopinterp.tasks.task import need
 
 NOISE = "noise"  # what the record of :func:`add_noise` begins with
 Weights = dict[str, "Tensor"]

@@ -15,7 +15,7 @@ from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
 from loopinterp.compiler.validation import MAX_LENGTH, validate
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.figures.circuit_graph import CircuitGraph
 from loopinterp.figures.circuit_parts import MOST_NODES, GraphEdge, GraphNode
 from loopinterp.programs import expressions as nodes
@@ -23,7 +23,6 @@ from loopinterp.programs.expressions import Seq
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
-from loopinterp.tasks.task import need
 
 # Section of a model, in running order -> of a drawing
 _PARTS = {"prelude": "prelude", "block": "loop", "coda": "readout"}

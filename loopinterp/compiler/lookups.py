@@ -28,8 +28,7 @@ from loopinterp.compiler.features import (
     without_idle,
 )
 from loopinterp.compiler.validation import ValidatedProgram
-from loopinterp.core.errors import InputError
-from loopinterp.tasks.task import need
+from loopinterp.core.errors import InputError, need
 
 _MAX_LAYERS = 128  # most layers of a section
 _MAX_UNITS = 8_192  # most units of one function

@@ -32,10 +32,9 @@ from loopinterp.compiler.disguises import (
 )
 from loopinterp.compiler.features import STATE, FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import check_integer
+from loopinterp.core.errors import check_integer, need
 from loopinterp.core.settings import Seed
 from loopinterp.models.taps import recording_gradients
-from loopinterp.tasks.task import need
 
 
 @checked

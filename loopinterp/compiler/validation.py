@@ -24,14 +24,14 @@ from loopinterp.compiler.features import (
     of_feature,
 )
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import Select, Seq, ShiftRight, Var, selects
 from loopinterp.programs.interpreter import apply_operation
 from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import Task, need
+from loopinterp.tasks.task import Task
 
 MAX_LENGTH = 512  # longest sequence a model is compiled for: each position has a direction
 _MAX_VALUES = 1_024  # most values of one expression: each is a direction of the residual stream

@@ -10,12 +10,11 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from loopinterp.core.boundary import Loops
-from loopinterp.core.errors import check_integer
+from loopinterp.core.errors import check_integer, need
 from loopinterp.core.settings import Settings, settings
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import NOISE, check_states
 from loopinterp.models.precision import is_coarse, rounding_of
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -12,10 +12,9 @@ from pydantic import PositiveInt
 from torch import nn
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError, describe_tensor
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.core.storage import json_default, write_tensors
-from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -9,12 +9,11 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, describe_tensor
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.features.autoencoder import AutoencoderConfig, SparseAutoencoder
 from loopinterp.models.taps import recording_gradients
-from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

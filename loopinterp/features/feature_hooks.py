@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, describe_tensor
 from loopinterp.interventions.base_and_source import (
     chosen_loops,
     hooks_by_loop,
@@ -16,7 +16,6 @@ from loopinterp.interventions.base_and_source import (
     places_of,
 )
 from loopinterp.models.protocol import need_hooks
-from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import HookError, InputError, need_distinct, unknown_name
+from loopinterp.core.errors import (
+    HookError,
+    InputError,
+    describe_tensor,
+    need,
+    need_distinct,
+    unknown_name,
+)
 from loopinterp.models.addresses import resolve_index
 from loopinterp.models.protocol import need_hooks, need_model
 from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
-from loopinterp.tasks.task import IGNORE, Batch, describe_tensor, inputs_of, need
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
     import numpy as np

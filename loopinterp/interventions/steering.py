@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError, check_integer, need_distinct
+from loopinterp.core.errors import InputError, check_integer, describe_tensor, need, need_distinct
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -29,7 +29,6 @@ from loopinterp.interventions.base_and_source import (
     scored_examples,
 )
 from loopinterp.models.protocol import describe_model, need_hooks
-from loopinterp.tasks.task import describe_tensor, need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,8 +18,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from typing_extensions import dataclass_transform
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_integer
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.core.errors import InputError, check_integer, describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float

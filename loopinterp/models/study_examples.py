@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer, describe_tensor
 from loopinterp.models.iteration import bind, need_repeatable
 from loopinterp.models.protocol import (
     declared,
@@ -20,7 +20,6 @@ from loopinterp.models.protocol import (
 )
 from loopinterp.models.run_inputs import check_loops, need_examples
 from loopinterp.tasks.sampling import as_batch
-from loopinterp.tasks.task import describe_tensor
 from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.validation import check_is_fitted
 
-from loopinterp.core.errors import InputError, check_number
-from loopinterp.tasks.task import describe_tensor, need
+from loopinterp.core.errors import InputError, check_number, describe_tensor, need
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

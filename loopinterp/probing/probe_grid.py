@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError, check_integer, need_distinct
+from loopinterp.core.errors import InputError, check_integer, describe_tensor, need, need_distinct
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
-from loopinterp.tasks.task import IGNORE, describe_tensor, need
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.core.settings import Seed
 from loopinterp.programs.paired_runs import (
     AT_A_TIME,
@@ -28,7 +28,7 @@ from loopinterp.programs.paired_runs import (
 )
 from loopinterp.programs.program import LoopProgram, ProgramOffset, alignments, with_output_lag
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE, Batch, Task, need
+from loopinterp.tasks.task import IGNORE, Batch, Task
 from loopinterp.tasks.task_registry import get_task
 
 EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512

@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from loopinterp.core.errors import InputError, UnknownKeyError, check_choice, unknown_name
+from loopinterp.core.errors import InputError, UnknownKeyError, check_choice, need, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.selection import OPS, Selection, look_up
-from loopinterp.tasks.task import need
 
 
 def evaluate(

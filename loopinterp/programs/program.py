@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.core.errors import InputError, check_choice, check_integer, need, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import (
     MAX_TABLE,
@@ -35,7 +35,6 @@ from loopinterp.programs.interpreter import (
 from loopinterp.programs.language import UNKNOWN, full, var
 from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.task import need
 
 # T(n), the required number of loops for length n; it should print and compare
 RequiredLoops: TypeAlias = Callable[[int], int]

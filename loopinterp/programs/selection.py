@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from loopinterp.tasks.task import need
+from loopinterp.core.errors import need
 
 # Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices
 _CHUNK_ELEMENTS, _STEP_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**16, 2**24

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch.nn.functional import pad
 
+from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import (
     carry_over,
@@ -24,7 +25,6 @@ from loopinterp.tasks.rows import (
     same,
 )
 from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
-from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.tasks.words import or_text, spell, until
 

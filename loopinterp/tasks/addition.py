@@ -9,6 +9,7 @@ import torch
 from pydantic import PositiveInt
 from torch.nn.functional import pad
 
+from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks import carries as carry_arithmetic
 from loopinterp.tasks.full_output import FullOutput
@@ -24,7 +25,7 @@ from loopinterp.tasks.sampling import (
     lengths,
     random_bits,
 )
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import PositiveInt
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
-from loopinterp.tasks.task import Batch, need
+from loopinterp.tasks.task import Batch
 from loopinterp.tasks.words import or_text, spell_grid
 
 if TYPE_CHECKING:

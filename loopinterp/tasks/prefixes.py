@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from loopinterp.core.errors import ConfigError, check_choice, check_new_name
+from loopinterp.core.errors import ConfigError, check_choice, check_new_name, need
 from loopinterp.core.settings import settings
 from loopinterp.core.text import ShortRepr
 from loopinterp.tasks.rows import join, read_strings, same
@@ -22,7 +22,7 @@ from loopinterp.tasks.sampling import (
     random_bits,
     uniform,
 )
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:

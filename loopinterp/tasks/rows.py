@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import check_integer
+from loopinterp.core.errors import check_integer, need
 from loopinterp.tasks.sampling import check_length, inside
-from loopinterp.tasks.task import need
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
-from loopinterp.tasks.task import IGNORE, Batch, need
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.words import or_text, spell_grid
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 import torch
 
 from loopinterp.core.boundary import resolve_device
-from loopinterp.core.errors import MOST_LOOPS, InputError
+from loopinterp.core.errors import MOST_LOOPS, InputError, need
 from loopinterp.core.errors import describe_tensor as describe_tensor
-from loopinterp.core.errors import need as need
 from loopinterp.core.text import ShortRepr
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from loopinterp.core.errors import ConfigError, InputError, check_new_name, unknown_name
+from loopinterp.core.errors import ConfigError, InputError, check_new_name, need, unknown_name
 from loopinterp.tasks.abacus import AbacusAddition, AbacusMultiplication, AbacusSum
 from loopinterp.tasks.addition import Addition, Multiplication, TokenAddition
 from loopinterp.tasks.chess import ChessPuzzles
@@ -15,7 +15,7 @@ from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import AbacusSorting
 from loopinterp.tasks.sudoku import Sudoku
-from loopinterp.tasks.task import Task, need
+from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_by_token import NextToken
 
 _FACTORIES: dict[str, Callable[..., Task]] = {

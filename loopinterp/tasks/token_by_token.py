@@ -12,13 +12,13 @@ import torch
 from pydantic import NonNegativeInt
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import ConfigError, unknown_name
+from loopinterp.core.errors import ConfigError, need, unknown_name
 from loopinterp.core.settings import settings
 from loopinterp.tasks.addition import Multiplication, TokenAddition
 from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, UniqueSet
 from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, put
 from loopinterp.tasks.sampling import Sampler, check_tokens, inside
-from loopinterp.tasks.task import IGNORE, Batch, need
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.words import or_text, until
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
+from loopinterp.core.errors import InputError, need
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
     from typing import Concatenate

@@ -11,6 +11,7 @@ import torch
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.models.iteration import bind
@@ -18,7 +19,7 @@ from loopinterp.models.protocol import device_of, need_model
 from loopinterp.models.stopping import LengthLine
 from loopinterp.models.study_examples import fit_to_model, need_model_of
 from loopinterp.tasks.sampling import check_size, need_task, pick_distribution
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.training.device import stream
 

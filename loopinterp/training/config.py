@@ -19,12 +19,12 @@ from pydantic import (
 )
 
 from loopinterp.adapters.architectures import AdaptedModelConfig
-from loopinterp.core.errors import MOST_THREADS, ConfigError, InputError, check_choice
+from loopinterp.core.errors import MOST_THREADS, ConfigError, InputError, check_choice, need
 from loopinterp.core.settings import OnlyWith, Seed, Settings, option, settings
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import need_causal
 from loopinterp.tasks.sampling import check_size
-from loopinterp.tasks.task import digest_file, need, task_files
+from loopinterp.tasks.task import digest_file, task_files
 from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import need
 from loopinterp.core.intervals import ESTIMATE, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, config_hash, study
@@ -25,7 +26,7 @@ from loopinterp.models.stopped_run import run_rules
 from loopinterp.models.stopping import Oracle
 from loopinterp.models.study_examples import fit_to_model, loops_at
 from loopinterp.tasks.sampling import need_task
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 from loopinterp.training.answer_scores import (
     Lowest,
     Scores,

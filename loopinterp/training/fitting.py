@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loopinterp.core.boundary import checked, resolve_device
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError, need
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
@@ -28,7 +28,6 @@ from loopinterp.core.storage import (
 )
 from loopinterp.models.checkpoints import write_model
 from loopinterp.models.taps import recording_gradients
-from loopinterp.tasks.task import need
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import (
     ONE_PROCESS,

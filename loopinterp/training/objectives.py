@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from loopinterp.core.errors import need
 from loopinterp.models.run_inputs import shifted_loops
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 from loopinterp.training.config import OptimiserConfig
 from loopinterp.training.device import send
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from loopinterp.core.errors import need
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Result, study
-from loopinterp.tasks.task import need
 from loopinterp.training.answer_scores import Lowest
 from loopinterp.training.evaluation import EvaluationResult, lowest_at, nearest_extra_loop
 

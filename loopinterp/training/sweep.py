@@ -12,12 +12,11 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import CheckpointError, InputError, spell_error
+from loopinterp.core.errors import CheckpointError, InputError, need, spell_error
 from loopinterp.core.progress import showing, track
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import Owner, record_training
 from loopinterp.core.storage import in_turn, need_writable, write_bytes, write_json
-from loopinterp.tasks.task import need
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads
 from loopinterp.training.evaluation import EvaluationResult, evaluate

@@ -13,13 +13,13 @@ import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from loopinterp.core.boundary import resolve_device
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError, need
 from loopinterp.core.text import ShortRepr
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.layers import Softening
 from loopinterp.models.taps import recording_gradients
-from loopinterp.tasks.task import IGNORE, need
+from loopinterp.tasks.task import IGNORE
 from loopinterp.training.device import (
     ONE_PROCESS,
     Processes,
