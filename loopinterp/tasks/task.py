@@ -13,7 +13,6 @@ import torch
 
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import MOST_LOOPS, InputError, need
-from loopinterp.core.errors import describe_tensor as describe_tensor
 from loopinterp.core.text import ShortRepr
 
 if TYPE_CHECKING:
