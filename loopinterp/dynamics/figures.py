@@ -94,7 +94,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         LinePanel(residual_lines, "relative residual", y_log=True),
         LinePanel(norm_lines, "norm of the state", y_log=True),
     ]
-    counts = "; ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
+    counts = "; ".join(f"{fate.value} ({count})" for fate, count in result.fates().items())
     arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(
@@ -106,7 +106,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
                 "Above: share of answers that are right if read at that loop (95% intervals). "
                 "Below: relative residual and norm of the state (means)."
             ),
-            control=f"Answers from {result.answered_after} to the last loop: {counts}.",
+            control=f"Answers at {result.answered_after} and after the last loop: {counts}.",
             data=tidy(arrays),
         )
     ]
