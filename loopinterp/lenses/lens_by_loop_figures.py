@@ -94,7 +94,7 @@ def _distance(result: LensResult) -> list[Finding]:
     )
     known = result.data["expected_top"].sel(loop=far) if "expected_top" in result.data else None
     if known is None or known.isnull().all():
-        text += "The state may be misread, or it may hold an intermediate value that is read correctly."
+        text += "Either the state is misread, or it holds an intermediate value."
     else:
         text += f"It reads the known intermediate value at {percent(known.min())} of positions "
         text += "or more."
