@@ -240,7 +240,7 @@ def _(result: LocalStabilityResult) -> list[Figure]:
             title="Leading eigenvalues of the loop's Jacobian",
             plot=_complex_plane(result),
             caption=(
-                "Largest eigenvalues by modulus at each fixed point or limit cycle (over one turn). "
+                "Largest eigenvalues by modulus at each fixed point or limit cycle (over a turn). "
                 "Inside the unit circle perturbations decay; off the real axis they rotate. Hollow "
                 f"marks have not converged. {NO_ANSWER if (right < 0).all() else answers}"
             ),
