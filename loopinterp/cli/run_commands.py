@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +30,7 @@ from loopinterp.cli.shared import (
     print_document,
     read_numbers,
     read_program,
+    spell_command,
     spell_findings,
     spell_run,
     study_options,
@@ -74,9 +74,9 @@ def demo(
         *facts[-1:],
         spell_run(out, record),
         f"Side by side: {pages.comparison}",
-        f"Open: loopinterp report {shlex.quote(str(out))} --open",
-        f'Play: loopinterp lens {shlex.quote(str(out))} --prompt "127 + 1"',
-        f"All findings: loopinterp report {shlex.quote(str(out))} --text",
+        f"Open: {spell_command('report', out)} --open",
+        f'Play: {spell_command("lens", out)} --prompt "127 + 1"',
+        f"All findings: {spell_command('report', out)} --text",
     ]
     print_document(document, "\n".join(lines), as_json)
 

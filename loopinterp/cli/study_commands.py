@@ -25,6 +25,7 @@ from loopinterp.cli.shared import (
     next_step,
     print_document,
     read_path,
+    spell_command,
     spell_facts,
     spell_findings,
     spell_run,
@@ -78,7 +79,7 @@ def analyze(
             lines.append(f"  Skipped: {', '.join(skipped)}")
         lines += [f"  Failed: {name} ({error})" for name, error in analysis.failed.items()]
         lines += [f"{next_step('report', run)} --open"]
-        lines += [f"All findings: {next_step('report', run).removeprefix('Next: ')} --text"]
+        lines += [f"All findings: {spell_command('report', run)} --text"]
     print_document(document, "\n".join(lines), as_json)
     if analysis.failed:
         # Status 1, as 2 is for bad input.
