@@ -60,7 +60,7 @@ class Code(Enum):
         "It works at length {longest}, {factor}× its training length.",
     )
     RIGHT_THROUGHOUT = _Words(
-        "right at every length",
+        "right at every length tried",
         "{share} right up to length {longest}",
         "It is right at every length tried, up to {longest}.",
     )
