@@ -176,9 +176,10 @@ def _(result: ReachabilityResult) -> list[Finding]:
     )
     if float(rest.min()) < 1:
         least = rest["start"].values[rest.values == float(rest.min())].tolist()
+        places = ["another input's limit" if x.startswith("other") else x for x in least]
         text += (
             f" The limit of the clean run is reached least often from "
-            f"{', '.join(map(repr, least))} ({percent(rest.min())} of {n_found} inputs)."
+            f"{', '.join(dict.fromkeys(places))} ({percent(rest.min())} of {n_found} inputs)."
         )
     if n_shared > n_compared / 2:
         text += (
