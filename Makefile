@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 # Two environments in one folder: what the package needs, and what developing it needs.
 STAMP := $(VENV)/.installed
 DEVELOP := $(VENV)/.installed-develop
-INSTALL := $(BIN)/python -m pip install --quiet --constraint requirements.lock --editable
+# Python compiles a module when it is first imported: compiling all would take 0.4 GB more.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint requirements.lock --editable
 
 # One thread a process: at these model sizes more threads only spin and stall.
 export OMP_NUM_THREADS ?= 1

@@ -143,7 +143,7 @@ GUESS = max_program(
     {"best": where(eq(tokens, BOS), 0, larger(digit, 1))},
     {"best": larger(digit, shift_right(best))},
     Linear(),
-    "The ripple from a guess of 1: that there is nothing but zeros is known from BOS alone.",
+    "The ripple from a guess of 1, which only information from BOS corrects to 0.",
 )
 GUESS_KEEPER = max_program(
     "max_guess_keeper",

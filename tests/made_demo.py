@@ -19,7 +19,7 @@ def main(log: Path) -> None:
     assert "\r" not in text and "Traceback" not in text
     lines = text.splitlines()
     last = lines[max(k for k, line in enumerate(lines) if line.startswith("Done in")) :]
-    assert len(last) <= 13 and max(map(len, last)) <= 100, last
+    assert len(last) <= 12 and max(map(len, last)) <= 100, last
     assert any("✓ Program: “ripple” (exact" in line for line in last), last
 
     # Every study of both models has a result that loads, and is on the report.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +30,7 @@ from loopinterp.cli.shared import (
     print_document,
     read_numbers,
     read_program,
+    spell_command,
     spell_findings,
     spell_run,
     study_options,
@@ -48,7 +48,7 @@ def demo(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Train an addition model and study it, beside one that is a program; write the reports.
+    """Train an addition model, study it and a zoo model that runs a program; write the reports.
 
     About four minutes on two cores. Interrupted, the same command resumes.
     """
@@ -74,9 +74,9 @@ def demo(
         *facts[-1:],
         spell_run(out, record),
         f"Side by side: {pages.comparison}",
-        f"Open: loopinterp report {shlex.quote(str(out))} --open",
-        f'Play: loopinterp lens {shlex.quote(str(out))} --prompt "127 + 1"',
-        f"All findings: loopinterp report {shlex.quote(str(out))} --text",
+        f"Open: {spell_command('report', out)} --open",
+        f'Play: {spell_command("lens", out)} --prompt "127 + 1"',
+        f"All findings: {spell_command('report', out)} --text",
     ]
     print_document(document, "\n".join(lines), as_json)
 
@@ -111,7 +111,7 @@ def train(
         ),
     ] = False,
     resume: Annotated[
-        bool, Option("--resume/--no-resume", help="Go on with a run that was stopped.")
+        bool, Option("--resume/--no-resume", help="Continue an interrupted run.")
     ] = True,
     threads: TrainingThreads = None,
     progress: Progress = True,
@@ -182,7 +182,7 @@ def compile_(
     program: Annotated[
         str, Argument(metavar="PROGRAM", parser=read_program, help="One of `loopinterp programs`.")
     ],
-    max_length: Annotated[int, Option(min=1, help="Greatest problem length that it has room for.")],
+    max_length: Annotated[int, Option(min=1, help="Greatest problem length that fits.")],
     out: Annotated[Path | None, Option(**OUT, show_default="runs/PROGRAM")] = None,
     disguise: Annotated[
         Texts, Option(help="distract, permute, superpose or rotate; may be repeated.")
@@ -237,15 +237,15 @@ def evaluate(
         str,
         Option(
             metavar="POSITIONS",
-            help="Rules read the positions of the answer, or every one: answer or state.",
+            help="Positions that the rules read: answer, or state for all.",
         ),
     ] = "answer",
     max_loops: Annotated[
         int | None,
-        Option(min=0, help="Rules stop after these loops in any case. Default: T(n) + 25."),
+        Option(min=0, help="Loops after which every rule stops. Default: T(n) + 25."),
     ] = None,
     loops: Annotated[
-        str, Option(metavar="N,N,...", help="Also after these numbers of loops, at any length.")
+        str, Option(metavar="N,N,...", help="Measure after these numbers of loops too.")
     ] = "",
     samples: Annotated[int, Option(min=1, help="Examples for each length and distribution.")] = 300,
     seed: StudySeed = 0,
@@ -256,8 +256,8 @@ def evaluate(
 ) -> None:
     """Measure exact match, bit accuracy and perplexity by length.
 
-    Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
-    in RUN/results.
+    Each example gets its own T(n) loops. A model of fixed depth always runs all its layers. The
+    result is saved in RUN/results.
     """
     from loopinterp.app.stopping import CALIBRATED, STOPPING_RULES
 
@@ -354,7 +354,7 @@ def sweep(
         int | None, Option(min=1, help="Processes, or jobs of a cluster at the same time.")
     ] = None,
     cluster: Annotated[
-        str | None, Option(help="slurm: run each cell as a job there, with submitit.")
+        str | None, Option(help="slurm: submit each cell as a job, with submitit.")
     ] = None,
     cluster_set: Annotated[
         Texts, Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated.")
@@ -363,10 +363,11 @@ def sweep(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment: settings times seeds, each trained and evaluated; one table and figure.
+    """Train and evaluate each setting of an experiment with each seed; write a table and a figure.
 
-    Interrupted, the same command resumes. A cell that fails stops no other; it is named,
-    and the exit status is 1. Everything is in PATH: sweep.csv, sweep.html, and a run for each cell.
+    Interrupted, the same command resumes. If a cell (one setting, one seed) fails, the others
+    continue; the command names it and ends with status 1. PATH gets sweep.csv, sweep.html, and a
+    run for each cell.
     """
     out = out or RUNS / file.stem
     result = loopinterp.app.runs.sweep_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -155,11 +156,19 @@ def print_document(document: Any, text: str, as_json: bool) -> None:
 
 def next_step(command: str, run: Path) -> str:
     """The line that names the command to give next."""
-    # A script of a user's own registers its tasks before it calls this command line.
+    return f"Next: {spell_command(command, run)}"
+
+
+def spell_command(command: str, run: Path) -> str:
+    """A command on a run, as it can be given in this shell."""
     script = Path(sys.argv[0])
-    is_script = script.suffix == ".py" and script.name != "__main__.py"
-    start = f"python {shlex.quote(str(script))}" if is_script else "loopinterp"
-    return f"Next: {start} {command} {shlex.quote(str(run))}"
+    start = "loopinterp"
+    # A script of a user's own registers its tasks before it calls this command line.
+    if script.suffix == ".py" and script.name != "__main__.py":
+        start = f"python {shlex.quote(str(script))}"
+    elif script.name == start and shutil.which(start) is None:  # as in `make demo`
+        start = shlex.quote(str(script))
+    return f"{start} {command} {shlex.quote(str(run))}"
 
 
 def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:

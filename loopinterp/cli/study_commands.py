@@ -25,6 +25,7 @@ from loopinterp.cli.shared import (
     next_step,
     print_document,
     read_path,
+    spell_command,
     spell_facts,
     spell_findings,
     spell_run,
@@ -51,8 +52,8 @@ def analyze(
     """Run the studies that the report shows.
 
     Each result is saved in RUN/results, with its controls. Studies that do not apply to the model
-    are skipped; `report --text` says why. Those of other tasks are left out. If one of all studies
-    fails, the others continue, and the exit status is 1.
+    are skipped; `report --text` gives the reasons. If a study fails, the others continue, and the
+    exit status is 1.
     """
     from loopinterp.app.study import spell_skip
 
@@ -78,7 +79,7 @@ def analyze(
             lines.append(f"  Skipped: {', '.join(skipped)}")
         lines += [f"  Failed: {name} ({error})" for name, error in analysis.failed.items()]
         lines += [f"{next_step('report', run)} --open"]
-        lines += [f"All findings: {next_step('report', run).removeprefix('Next: ')} --text"]
+        lines += [f"All findings: {spell_command('report', run)} --text"]
     print_document(document, "\n".join(lines), as_json)
     if analysis.failed:
         # Status 1, as 2 is for bad input.
@@ -110,7 +111,7 @@ def lens(
     ] = "coda",
     out: Annotated[
         Path | None,
-        Option(**FILE, help="Default: RUN/lens.html, or else lens.html; lens-2.html beside one."),
+        Option(**FILE, help="Default: RUN/lens.html, without a run lens.html; lens-2.html next."),
     ] = None,
     loops: Annotated[
         int | None, Option(min=1, help="Loops to show.", show_default="the model's own")
@@ -126,8 +127,8 @@ def lens(
 ) -> None:
     """Write a page on one prompt: what a lens reads at each loop and position.
 
-    One HTML file that works offline: tokens by loops with the reading of each, and attention and
-    state of the chosen position. A tuned or Jacobian lens is fitted first, to
+    One HTML file that works offline: the reading of each token at each loop, and attention and
+    state at the chosen position. A tuned or Jacobian lens is fitted first, to
     samples of the run's task. Published looped models (Ouro, Huginn, HRM-Text) read any text.
     """
     from loopinterp.app.lens_page import write_lens_page
@@ -156,7 +157,7 @@ def report(
     as_text: Annotated[bool, Option("--text", help="Print all findings; write no page.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report: one HTML file that works offline. Of several runs: them side by side.
+    """Write the report, one HTML file that works offline. Several runs are shown side by side.
 
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
@@ -235,7 +236,7 @@ def recipes(
     name: Annotated[str | None, Argument(help="One recipe, in full.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes, with what their models were measured at."""
+    """List the recipes, with the measured accuracy of their models."""
     from loopinterp.core.settings import flatten_settings
 
     if name is not None:
@@ -272,8 +273,7 @@ def zoo(
 ) -> None:
     """List the trained models that come with the package.
 
-    A copy is a run as any other, to evaluate, analyze and report; nothing is written into the
-    package.
+    A copy is an ordinary run, to evaluate, analyze and report. Nothing is written into the package.
     """
     if name is None:
         if out is not None:
@@ -329,7 +329,7 @@ def benchmark(
 ) -> None:
     """Write the benchmark: known-circuit models with cards, each file with its digest.
 
-    `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses what was changed since.
+    `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses changed files.
     """
     with showing(progress):
         written = loopinterp.benchmark.make_benchmark(folder, only or None)

@@ -347,8 +347,9 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
             plot=heatmap_panels(panels, value_title="share", scale="mass"),
             caption=(
                 "Overlap of a head's attention with even attention to a selector's keys, mean over "
-                "loops (1: to exactly those). Last panel: attention to selected keys. Best "
-                f"assignment (“exactly”: to {TOLERANCE:g} at every loop): {'; '.join(matches)}."
+                "loops: 1 if it attends to these keys alone. Last panel: attention to selected "
+                f"keys. Best assignment (“exactly”: to {TOLERANCE:g} at every loop): "
+                f"{'; '.join(matches)}."
             ),
             control=(
                 "Mean pattern: the head's attention averaged over examples; equal to the first "

@@ -318,7 +318,7 @@ def _(result: Reduction) -> list[Figure]:
                 "lowest over kinds, lengths and delays. Then: share of whole runs that stay the "
                 f"same. Directions were fitted to other inputs of length {result.fitted_at}."
             ),
-            control="Dashed: the model that keeps all other directions "
+            control="Dashed: the projection keeps all other directions instead "
             f"({result.data['kind'].values[0]}).",
             data=result.to_dataframe("whole_run"),
         )

@@ -89,7 +89,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         LinePanel(residual_lines, "relative residual", y_log=True),
         LinePanel(norm_lines, "norm of the state", y_log=True),
     ]
-    counts = "; ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
+    counts = "; ".join(f"{fate.value} ({count})" for fate, count in result.fates().items())
     arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(
@@ -100,7 +100,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
                 "Above: share of answers that are right if read at that loop (95% intervals). "
                 "Below: relative residual and norm of the state (means)."
             ),
-            control=f"Answers from {result.answered_after} to the last loop: {counts}.",
+            control=f"Answers at {result.answered_after} and after the last loop: {counts}.",
             data=tidy(arrays),
         )
     ]
@@ -169,9 +169,10 @@ def _(result: ReachabilityResult) -> list[Finding]:
     )
     if float(rest.min()) < 1:
         least = rest["start"].values[rest.values == float(rest.min())].tolist()
+        places = ["another input's limit" if x.startswith("other") else x for x in least]
         text += (
             f" The limit of the clean run is reached least often from "
-            f"{', '.join(map(repr, least))} ({percent(rest.min())} of {n_found} inputs)."
+            f"{', '.join(dict.fromkeys(places))} ({percent(rest.min())} of {n_found} inputs)."
         )
     if n_shared > n_compared / 2:
         text += (

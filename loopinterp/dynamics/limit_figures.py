@@ -116,8 +116,8 @@ def _(result: BasinMapResult) -> list[Figure]:
         caption=(
             f"Each cell is an initial state of input {result.example}, in the plane of its limit "
             f"and of {' and '.join(corners)} (crosses). Colour: the limit that it converges to. "
-            "Limits are numbered by the distance from the clean one at which they are first "
-            "reached."
+            "Limits are numbered outwards from the clean run's, by the nearest initial state that "
+            "converges to them."
         ),
         control=(
             "Right: the same initial states under the next input; "
@@ -130,8 +130,8 @@ def _(result: BasinMapResult) -> list[Figure]:
         plot=line_panels([panel], x_title="distance from the clean limit, relative to its norm"),
         caption=(
             "Share of initial states of the plane that converge to each limit, in rings around the "
-            "clean one (95% intervals of as many states drawn at random). Other directions may "
-            "differ."
+            "clean run's (95% intervals, as if the states were drawn at random). Other directions "
+            "may differ."
         ),
         control="Dashed: the same initial states under the next input.",
         data=tidy({"share": shares}),
@@ -240,7 +240,7 @@ def _(result: LocalStabilityResult) -> list[Figure]:
             title="Leading eigenvalues of the loop's Jacobian",
             plot=_complex_plane(result),
             caption=(
-                "Eigenvalues of largest modulus at each fixed point or limit cycle (of one turn). "
+                "Largest eigenvalues by modulus at each fixed point or limit cycle (over a turn). "
                 "Inside the unit circle perturbations decay; off the real axis they rotate. Hollow "
                 f"marks have not converged. {NO_ANSWER if (right < 0).all() else answers}"
             ),

@@ -196,7 +196,7 @@ def _across(result: FeatureStudy) -> Figure:
             "the other loop's autoencoder. On the diagonal both are of one loop and differ in "
             "their seed."
         ),
-        control="The closest of as many differences of two random states of that loop.",
+        control="The same with differences of two random states of that loop as directions.",
         data=result.to_dataframe(*names.values()),
     )
 

@@ -234,9 +234,9 @@ def _(result: AblationStudy) -> list[Figure]:
         plot = bars_with_intervals(bars, value_title="answers changed", value_range=(0, 1))
     means = {"position": "at its position", "token": "of its token", "all": "of all positions"}
     kinds = {
-        "zero": "set to zero",
-        "mean": f"set to the loop's mean {means[result.mean_over]}",
-        "resample": "taken from another example",
+        "zero": "zero",
+        "mean": f"the loop's mean {means[result.mean_over]}",
+        "resample": "another example's value",
     }
     clean = percent(result.reference().sel({ESTIMATE: "value"}))
     names = [prefix + name for prefix in ("", CONTROL) for name in ABLATION_MEASURES]
@@ -245,7 +245,7 @@ def _(result: AblationStudy) -> list[Figure]:
             title="Answers changed by ablation",
             plot=plot,
             caption=(
-                "One head, MLP or other part is "
+                "The output of one head, MLP or other part is set to "
                 f"{' or '.join(kinds[kind] for kind in result.data['ablation'].values)}. Answers "
                 f"changed: the share of {result.n_examples} examples answered differently from "
                 f"the clean run, which is right in {clean} of them.{how}"

@@ -94,7 +94,7 @@ def _distance(result: LensResult) -> list[Finding]:
     )
     known = result.data["expected_top"].sel(loop=far) if "expected_top" in result.data else None
     if known is None or known.isnull().all():
-        text += "A correctly read intermediate value can be as far away as a misread state."
+        text += "Either the state is misread, or it holds an intermediate value."
     else:
         text += f"It reads the known intermediate value at {percent(known.min())} of positions "
         text += "or more."

@@ -60,7 +60,7 @@ class Code(Enum):
         "It works at length {longest}, {factor}× its training length.",
     )
     RIGHT_THROUGHOUT = _Words(
-        "right at every length",
+        "right at every length tried",
         "{share} right up to length {longest}",
         "It is right at every length tried, up to {longest}.",
     )
@@ -166,7 +166,7 @@ class Code(Enum):
     NO_EFFECT = _Words(
         "not decided",
         "no interchange changes an answer",
-        "No interchange changes an answer, so that no program can be identified.",
+        "No interchange changes an answer, so no program can be identified.",
     )
     EXACT_TABLE = _Words(
         "a program of {cells} cells",

@@ -302,7 +302,7 @@ def _stage_times(record: RunRecord) -> list[Figure]:
         Figure(
             title="Time by stage",
             plot=bars_with_intervals([bars], value_title="seconds"),
-            caption=f"Wall time of each stage; {seconds(times.sum())} if one after the other.",
+            caption=f"Wall time of each stage, {seconds(times.sum())} in all.",
             data=times.rename_axis("stage").reset_index(name="seconds"),
             section="made",
         )

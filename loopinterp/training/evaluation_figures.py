@@ -253,8 +253,8 @@ def _by_length(result: EvaluationResult) -> Figure:
     control = "Dashed: the best answer that is the same for every problem."
     if one_answer:
         control += (
-            f" On {' and '.join(map(readable, one_answer))} it is right too and not drawn: these "
-            "inputs are no evidence."
+            f" On {' and '.join(map(readable, one_answer))} one answer is right for all problems: "
+            "these inputs are no evidence, and the line is not drawn."
         )
     return Figure(
         title="Accuracy against length",

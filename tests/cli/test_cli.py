@@ -872,6 +872,20 @@ def test_a_script_of_ones_own_goes_on_with_itself(
     assert said.endswith(f"Next: loopinterp analyze {tmp_path / 'b'}\n")
 
 
+def test_the_next_command_can_be_given_where_the_environment_is_not_active(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [".venv/bin/loopinterp"])
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    said = command("zoo", "parity", "--out", tmp_path / "a").out
+    assert said.endswith(f"Next: .venv/bin/loopinterp analyze {tmp_path / 'a'}\n")
+    active = tmp_path / "bin" / "loopinterp"
+    active.parent.mkdir()
+    active.touch(0o755)
+    said = command("zoo", "parity", "--out", tmp_path / "b").out
+    assert said.endswith(f"Next: loopinterp analyze {tmp_path / 'b'}\n")
+
+
 def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 

@@ -115,9 +115,11 @@ export function drawSelection(context, data, state, sizes, theme, seen = state) 
     context.globalAlpha = Math.max(here.strength, 0.04);
     context.fillRect(k * cell, head.target + 2, cell - 1, head.now - head.target - 4);
     context.globalAlpha = 1;
-    context.font = `bold 14px ${theme.mono}`;
-    context.fillStyle = theme.text;
     const word = state.shown === "moved" ? look(data, { ...state, shown: "answer" }, loop, k).word : here.word;
+    context.font = `bold 14px ${theme.mono}`;
+    // a word too wide for its cell, as wide as in the rows below
+    if (context.measureText(word).width > cell - 2) context.font = `bold ${Math.min(12, row - 2)}px ${theme.mono}`;
+    context.fillStyle = theme.text;
     write(context, word, x, (head.target + head.now) / 2, cell - 2);
     if (here.marked) {
       context.fillStyle = theme.bad;
