@@ -12,16 +12,14 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice, check_integer
+from loopinterp.core.errors import InputError, check_choice, check_integer, describe_tensor, need
 from loopinterp.core.settings import Seed, Settings
 from loopinterp.tasks.task import (
     IGNORE,
     Batch,
     check_values,
-    describe_tensor,
     inputs_of,
     is_task,
-    need,
 )
 from loopinterp.tasks.words import InWords
 
