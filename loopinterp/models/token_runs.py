@@ -230,8 +230,9 @@ class CachedRun(RecomputedRun):
         self, places: Int[Tensor, "#batch pos"], taps: Taps
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
         model, at = self.model, (self.rows[:, None], places)
-        known, context = self.tokens[:, : self.seen], self.input_context(places)
+        known = self.tokens[:, : self.seen]
         model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
+        context = self.input_context(places)
         e = model.run_embedding(known[at], context, taps)
         if self.start is None:
             h = model.initial_state(e)
