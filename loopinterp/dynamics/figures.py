@@ -89,7 +89,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         LinePanel(residual_lines, "relative residual", y_log=True),
         LinePanel(norm_lines, "norm of the state", y_log=True),
     ]
-    counts = "; ".join(f"{fate.value} ({count})" for fate, count in result.fates().items())
+    counts = "; ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
     arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(
