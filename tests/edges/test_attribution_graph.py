@@ -71,7 +71,7 @@ def test_links_add_up_to_the_effects_of_tied_edges(
     monkeypatch.setitem(sys.modules, "rfc3987_syntax", None)
     import jsonschema
 
-    # Effects of tied edges that no link has take most of the time, and are known from the first.
+    # Links have no effects of tied edges: the others need none of these scores.
     result = studied(**options, methods=["edge_ig"]) if options else studied_once()
     every = int(result.data["pruned"].count())
     document = written(result, tmp_path, score="edge_ig", count=every)
