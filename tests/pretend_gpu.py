@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 DEVICE = torch.device("meta:0")
@@ -105,10 +104,35 @@ def _waits(what: str) -> None:
         tell(what)
 
 
+# An operation takes and gives tensors, lists and dictionaries; the functions of torch's pytree, for
+# values of any kind, take as long as small operations do.
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _leaves(part)
+    elif isinstance(value, dict):
+        yield from _leaves([*value.values()])
+    else:
+        yield value
+
+
+def _changed(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """A value with all that is of a kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_changed(kind, change, part) for part in value])
+    if isinstance(value, dict):
+        return {key: _changed(kind, change, part) for key, part in value.items()}
+    return value
+
+
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation, on the CPU; refused where a GPU would refuse it."""
     packet = func.overloadpacket
-    flat = pytree.tree_leaves((args, kwargs))
+    flat = [*_leaves((args, kwargs))]
     here = [x for x in flat if isinstance(x, OnDevice)]
     apart = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, OnDevice)]
     asked = kwargs.get("device")
@@ -137,7 +161,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         and not (packet is aten.repeat_interleave and kwargs.get("output_size") is not None)
     ):
         _waits(str(func))
-    held = pytree.tree_map_only(OnDevice, lambda x: x.held, (args, kwargs))
+    held = _changed(OnDevice, lambda x: x.held, (args, kwargs))
     if _is_device(asked):
         held[1]["device"] = torch.device("cpu")
     held[1].pop("pin_memory", None)
@@ -149,7 +173,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return out
     if not target:
         return out
-    out = pytree.tree_map_only(torch.Tensor, OnDevice, out)
+    out = _changed(torch.Tensor, OnDevice, out)
     return return_and_correct_aliasing(func, args, kwargs, out) if here else out
 
 

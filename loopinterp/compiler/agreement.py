@@ -72,9 +72,11 @@ def compare_with_program(
             n_values += expected.numel()
         decided = trace.outputs != UNKNOWN
         wrong_answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
-        for head, loop, pattern in patterns:
-            state = {variable: x[loop] for variable, x in trace.variables.items()}
-            error = _unevenness(pattern, evaluate(named[head.selector], part, state))
+        for head, pattern in patterns:  # of the first loops, which are selected as one batch
+            n = len(pattern)
+            state = {name: x[:n].flatten(0, 1) for name, x in trace.variables.items()}
+            selector = evaluate(named[head.selector], part.repeat(n, 1), state)
+            error = _unevenness(pattern.flatten(0, 1), selector)
             attention[head.selector] = max(attention.get(head.selector, 0.0), error)
     return Agreement(n_values, wrong, wrong_answers, state_error, attention)
 
@@ -145,20 +147,20 @@ def _parts(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]
 
 def _run(
     compiled: Compiled, tokens: Tensor, n_loops: int
-) -> tuple[Tensor, Tensor, list[tuple[HeadNode, int, Tensor]]]:
-    """States, logits, and attention as (head, loop, [batch, query, key])."""
+) -> tuple[Tensor, Tensor, list[tuple[HeadNode, Tensor]]]:
+    """States, logits, and each head's attention, [loop, batch, query, key], from loop 0 on."""
     model, heads = compiled.model, compiled.circuit.heads
     hook = "attn.hook_pattern"
-    sites = [(h, 0, f"prelude.{h.layer}.{hook}") for h in heads if h.section == "prelude"]
-    for head in (head for head in heads if head.section == "block"):
+    sites = [(h, [f"prelude.{h.layer}.{hook}"]) for h in heads if h.section == "prelude"]
+    for head in (head for head in heads if head.section == "block" and n_loops):
         layer = f"blocks.{head.layer}.{hook}"
-        sites += [(head, loop, f"loops.{loop}.{layer}") for loop in range(n_loops)]
+        sites.append((head, [f"loops.{loop}.{layer}" for loop in range(n_loops)]))
     # There may be no heads, and a filter must match something.
-    names = {"hook_embed", *(name for *_, name in sites)}
+    names = {"hook_embed", *(name for _, loops in sites for name in loops)}
     states, cache = model.run_with_cache(
         tokens, n_loops=n_loops, names_filter=names, return_type="states"
     )
-    patterns = [(head, loop, cache[name][:, head.head]) for head, loop, name in sites]
+    patterns = [(h, torch.stack([cache[name][:, h.head] for name in loops])) for h, loops in sites]
     in_coda = {h: f"coda.{h.layer}.{hook}" for h in heads if h.section == "coda"}
     if not in_coda:
         return states, torch.stack([model.readout(h) for h in states]), patterns
@@ -171,6 +173,5 @@ def _run(
         names_filter=in_coda.values(),
     )
     for head, name in in_coda.items():
-        by_loop = cache[name][:, head.head].unflatten(0, states.shape[:2])
-        patterns += [(head, loop, pattern) for loop, pattern in enumerate(by_loop)]
+        patterns.append((head, cache[name][:, head.head].unflatten(0, states.shape[:2])))
     return states, logits.unflatten(0, states.shape[:2]), patterns

@@ -196,8 +196,13 @@ def _dotted(names: Sequence[str]) -> str:
     return ".".join(name for name in names if not name.startswith("("))
 
 
+@functools.cache  # it takes a tenth of a second, and is asked for each setting that is changed
+def _whole_schema(cls: type) -> dict[str, Any]:
+    return _adapter(cls).json_schema()
+
+
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
-    root = _adapter(cls).json_schema()
+    root = _whole_schema(cls)
 
     def resolved(schema: dict[str, Any]) -> dict[str, Any]:
         ref = schema.get("$ref")

@@ -63,6 +63,12 @@ def compiled(program: str, length: int = N + 1):
     return rotate(compile_program(program, max_length=length), seed=1).model
 
 
+@cache
+def held_against(program: str, *rivals: str):
+    """A model of one program compared with others, once for all tests that look at it."""
+    return compare_programs(compiled(program), list(rivals), drawn("addition"))
+
+
 @pytest.mark.parametrize("program", ADDITIONS)
 def test_every_program_of_addition_is_named_where_it_is_listed_and_no_other_where_it_is_not(
     program,
@@ -79,9 +85,7 @@ def test_every_program_of_addition_is_named_where_it_is_listed_and_no_other_wher
 
 @pytest.mark.parametrize("program", TABLE)
 def test_a_carry_held_for_a_while_is_neither_a_ripple_nor_a_sticky_one(program):
-    verdict = compare_programs(
-        compiled(program), ["ripple", "sticky_ripple"], drawn("addition")
-    ).verdict
+    verdict = held_against(program, "ripple", "sticky_ripple").verdict
     assert verdict.identified is None
     assert verdict.followed_for < verdict.longest_delay
 
@@ -101,13 +105,14 @@ def test_the_programs_of_other_tasks_are_named(program, n):
 
 def test_a_name_is_given_on_more_pairs_than_the_first_look():
     of_all = {"model": "model 0", "program": "ripple", "stratum": "all"}
-    rivals, batch = ["ripple", "sticky_ripple"], drawn("addition")
-    first_look = SpreadPairs().pairs
-    named = compare_programs(compiled("ripple"), rivals, batch)
+    rivals, first_look = ("ripple", "sticky_ripple"), SpreadPairs().pairs
+    named = held_against("ripple", *rivals)
     assert int(named.data["pairs"].sel(of_all)) > 2 * first_look
-    none = compare_programs(compiled("ripple_held_3"), rivals, batch)
+    none = held_against("ripple_held_3", *rivals)
     assert int(none.data["pairs"].sel(of_all)) < first_look
-    asked_for = compare_programs(compiled("ripple"), rivals, batch, pairs=SpreadPairs())
+    asked_for = compare_programs(
+        compiled("ripple"), [*rivals], drawn("addition"), pairs=SpreadPairs()
+    )
     assert int(asked_for.data["pairs"].sel(of_all)) < first_look
 
 
@@ -124,9 +129,7 @@ def test_the_heading_says_no_more_than_the_statement():
 
 
 def test_what_holds_is_said_when_nothing_is_named():
-    result = compare_programs(
-        compiled("ripple_held_3"), ["ripple", "sticky_ripple"], drawn("addition")
-    )
+    result = held_against("ripple_held_3", "ripple", "sticky_ripple")
     verdict = result.verdict
     assert verdict.closest == "sticky_ripple"
     assert verdict.followed_for == 2  # a injected carry lives as long as three loops
@@ -141,7 +144,7 @@ def test_what_holds_is_said_when_nothing_is_named():
 
 
 def test_programs_that_answer_alike_undisturbed_differ_only_in_states_that_no_run_reaches():
-    result = compare_programs(compiled("ripple"), ["ripple", "sticky_ripple"], drawn("addition"))
+    result = held_against("ripple", "ripple", "sticky_ripple")
     run = result.data["whole_run"].sel(model="model 0", program="sticky_ripple", estimate="value")
     assert float(run.sel(stratum=f"{MANIFOLD}: {REACHED}")) == 1
     assert float(run.sel(stratum=f"{MANIFOLD}: {UNREACHED}")) < 0.9

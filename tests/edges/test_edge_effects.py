@@ -86,10 +86,10 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
 @pytest.mark.parametrize("name", ["pre", "post, loop norm, input", "sandwich, sublayer"])
 def test_integrated_gradients_add_up_to_the_whole_effect(name: str) -> None:
     effects = effects_of(name, split=False)
-    along_input = effects.scores("eap_ig", n_steps=200)
+    along_input = effects.scores("eap_ig", n_steps=80)
     total = along_input[0].sum(0).mean().item()  # the edges out of the input
     assert total == pytest.approx(1, abs=0.01)
-    along_edges = effects.scores("edge_ig", n_steps=100)
+    along_edges = effects.scores("edge_ig", n_steps=40)
     assert along_edges[effects.graph.edges].sum(0).mean().item() == pytest.approx(1, abs=0.01)
     # By example too: each adds up to its own change.
     changes = effects.replaced(effects.graph.edges)
