@@ -86,7 +86,7 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     ),
     "unique_set": (
         "unique_set",
-        [],
+        ["seed=2"],
         "Distinct symbols: a prelude layer finds repeats, the loop closes the gaps.",
     ),
     "token_addition": (

@@ -198,11 +198,12 @@ def contrast(files: list[Path]) -> str:
     for file in files:
         task, of = file.stem.removeprefix("contrast_"), pd.read_csv(file)
         sweep, names = Sweep.read(SWEEPS / f"{file.stem}.json"), [*of["distribution"].unique()]
-        measured, lengths = get_recipe(str(sweep.recipe)).measured, sorted({*of["length"].tolist()})
-        ours, on = [min(measured.mean(d, n) for d in names) for n in lengths], ", ".join(names)
+        recipe, lengths = get_recipe(sweep.recipe or task), sorted({*of["length"].tolist()})
+        ours = [min(recipe.measured.mean(d, n) for d in names) for n in lengths]
+        on = ", ".join(names)
         shown = [with_error(mean.value, mean.error, 3) for mean in ours]
         seeds = min(mean.n_seeds for mean in ours)
-        rows.append([task, "recipe", sweep.base.steps, *shown, on, seeds])
+        rows.append([task, "recipe", recipe.config.steps, *shown, on, seeds])
         for setting, shown, seeds in by_setting(of, lengths):
             steps = sweep.config_of(setting, sweep.seeds[0]).steps
             rows.append(["", setting, steps, *shown, on, seeds])
