@@ -267,11 +267,9 @@ def evaluate(
         # Rules with a number of their own keep it.
         named = [rule.partition("=")[0] for rule in rules]
         rules += [rule for rule in (*STOPPING_RULES, CALIBRATED) if rule not in named]
-    asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
-    asked_for |= {"stopping_reads": stopping_reads, "max_loops": max_loops}
-    result = loopinterp.app.workflow.evaluate_run(
-        run, loops=loop_counts, stop=rules, **asked_for, **options
-    )
+    options |= {"lengths": length, "distributions": distribution, "samples": samples}
+    options |= {"stop": rules, "stopping_reads": stopping_reads, "max_loops": max_loops}
+    result = loopinterp.app.workflow.evaluate_run(run, loops=loop_counts, **options)
     print_document(*_spell_evaluation(run, result, loop_counts), as_json)
 
 
