@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEVELOP := $(VENV)/.installed-develop
 # Python compiles a module when it is first imported: compiling all would take 0.4 GB more.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint requirements.lock --editable
 
 # One thread a process: at these model sizes more threads only spin and stall.
