@@ -56,18 +56,17 @@ def make_checker() -> Any:
     with_shapes = jaxtyped(typechecker=plain)
 
     def checker(function: Callable[..., Any]) -> Callable[..., Any]:
-        checked, calls, test = None, 0, _test
+        check = with_shapes if _may_name_arrays(function) else plain
+        checked, calls, test = check(function), 0, _test
 
         @functools.wraps(function)
         def first_calls_checked(*args: Any, **kwargs: Any) -> Any:
-            nonlocal checked, calls, test
+            nonlocal calls, test
             if test != _test:
                 calls, test = 0, _test
             calls += 1
             if calls > CALLS or config.jaxtyping_disable:
                 return function(*args, **kwargs)
-            if checked is None:  # made at the first call: thousands of functions have none
-                checked = (with_shapes if _may_name_arrays(function) else plain)(function)
             return checked(*args, **kwargs)
 
         return first_calls_checked
