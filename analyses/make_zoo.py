@@ -96,7 +96,7 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     ),
     "abacus": (
         "abacus",
-        [],
+        ["steps=8000"],
         "Abacus addition: two layers, four loops; writes decimal digits one by one.",
     ),
     "abacus-long": (
