@@ -198,7 +198,7 @@ def contrast(files: list[Path]) -> str:
     for file in files:
         task, of = file.stem.removeprefix("contrast_"), pd.read_csv(file)
         sweep, names = Sweep.read(SWEEPS / f"{file.stem}.json"), [*of["distribution"].unique()]
-        recipe, lengths = get_recipe(sweep.recipe or task), sorted({*of["length"].tolist()})
+        recipe, lengths = get_recipe(str(sweep.recipe)), sorted({*of["length"].tolist()})
         ours = [min(recipe.measured.mean(d, n) for d in names) for n in lengths]
         on = ", ".join(names)
         shown = [with_error(mean.value, mean.error, 3) for mean in ours]
