@@ -26,11 +26,15 @@ help:  ## list the targets
 
 env: $(DEVELOP)  ## make the whole environment at .venv: tests, docs, notebooks, browser
 
+# PyTorch's wheel brings 0.13 GB of its own test programs in C++.
+PROGRAMS := $(addprefix $(VENV)/lib/python3*/site-packages/torch/,test bin/test_* bin/*StoreTest)
+
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "loopinterp needs Python 3.10 or newer; choose one with: make env PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) .
+	@rm -rf $(PROGRAMS)
 	@touch $@
 
 $(DEVELOP): $(STAMP)
