@@ -67,7 +67,8 @@ def bar(
     live = sys.stderr.isatty() or "ipykernel" in sys.modules
     off = disable or _switched_off()
     if not live:
-        options |= {"mininterval": 20.0, "file": _Lines(), "leave": True}
+        # Looked at in every step: otherwise tqdm's monitor writes a second line each time.
+        options |= {"mininterval": 20.0, "miniters": 1, "file": _Lines(), "leave": True}
     return tqdm(items, desc=about, disable=off, **options)
 
 
