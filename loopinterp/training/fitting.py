@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loopinterp.core.boundary import checked, resolve_device
-from loopinterp.core.errors import ConfigError, InputError, need
+from loopinterp.core.errors import ConfigError, InputError, need, need_distinct
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
@@ -139,8 +139,7 @@ def train_seeds(
     rounding. The configuration's seed is ignored. Attention must be causal, and the loop not
     compiled.
     """
-    fits, fix = seeds and len(set(seeds)) == len(seeds), "Pass e.g. seeds=[0, 1, 2, 3, 4]."
-    need(fits, "seeds", "some seeds, each once", repr(list(seeds)), fix)
+    need_distinct("seeds", seeds, "Pass e.g. seeds=[0, 1, 2, 3, 4].")
     fix = "Train the seeds one by one."
     need(n_processes() == 1, "processes", "one", str(n_processes()), fix)
     # Examples are padded to the longest of all seeds, which only a causal model ignores.
