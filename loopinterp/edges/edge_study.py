@@ -92,6 +92,12 @@ class EdgeStudy(Result, kind="edges"):
     config: LoopedTransformerConfig | GraphLayout  # a layout, of an adapted model
     integrals: dict[str, Integral] = field(default_factory=dict)  # by score of a path
 
+    @property
+    def graph(self) -> UnrolledGraph:
+        """The components of the run in all loops, and the edges between them."""
+        split = any(name.endswith(".q") for name in self.data["receiver"].values)
+        return UnrolledGraph(self.config, self.n_loops, neurons=self.neurons, split=split)
+
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each score and tied edge, largest first; or the arrays named."""
         if names:
@@ -278,8 +284,7 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
     """
     import pandas as pd
 
-    split = any(name.endswith(".q") for name in result.data["receiver"].values)
-    run = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
+    run = result.graph
     tied_of = dict(zip(run.edge_names, run.tied_index[run.edges].tolist()))
     rows = []
     unrolled = result.to_dataframe("effect", "size").dropna()

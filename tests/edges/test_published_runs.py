@@ -354,9 +354,7 @@ def test_what_an_adapted_model_lacks_is_refused() -> None:
         path_patching(
             model, base, source, n_loops=2, senders="1:block.0.mlp", receivers="0:block.0.mlp"
         )
-    effects = effects_of("ouro", "edges")
-    with naming("method"):
-        effects.scores("magnitude")
+    assert effects_of("ouro", "edges").controls == ("random",)
     graph = UnrolledGraph(layout_of(model.site_map, "nodes"), 2)
     assert "1:block.1.ln_loop" in graph.sender_names
     with naming("senders"):
