@@ -141,7 +141,12 @@ class SparseAutoencoder(nn.Module):
             fix = "Read the site that the autoencoder was trained on."
             expected = f"activations of width {config.d_in}"
             raise InputError("activation", expected=expected, given=describe_tensor(x), fix=fix)
-        z = self._centred(x)
+        x = x.to(self.W_enc.dtype)
+        if config.normalise != "none":
+            shift, scale = self._moments(x)
+            # SAELens divides by the deviation plus 1e-5, and multiplies by the deviation.
+            x = (x - shift) / (scale + 1e-5 * (config.normalise == "layer_norm"))
+        z = x - self.b_dec if config.subtract_bias and not self.is_transcoder else x
         if config.activation == "gated":
             size = (z @ (self.W_enc * self.r_mag.exp()) + self.b_mag).relu()
             return size * (z @ self.W_enc + self.b_gate > 0)
@@ -184,15 +189,6 @@ class SparseAutoencoder(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.config)
-
-    def _centred(self, x: Tensor) -> Tensor:
-        x = x.to(self.W_enc.dtype)
-        if self.config.normalise != "none":
-            shift, scale = self._moments(x)
-            # SAELens divides by the deviation plus 1e-5, and multiplies by the deviation.
-            x = (x - shift) / (scale + 1e-5 * (self.config.normalise == "layer_norm"))
-        reads_bias = self.config.subtract_bias and not self.is_transcoder
-        return x - self.b_dec if reads_bias else x
 
     def _moments(self, x: Tensor) -> tuple[Tensor | float, Tensor]:
         if self.config.normalise == "constant_norm_rescale":

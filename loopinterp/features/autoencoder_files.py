@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_SETTINGS, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # Activation functions by the architectures of SAELens.
 _ACTIVATIONS = {"standard": "relu", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
 _ACTIVATIONS |= {"transcoder": "relu", "skip_transcoder": "relu"}
@@ -51,10 +50,10 @@ def load_autoencoder(path: str | Path) -> SparseAutoencoder:
     """
     path = Path(path)
     if path.is_dir():
-        cfg = read_json_object(path / _SETTINGS)
+        cfg = read_json_object(path / "cfg.json")
         config = _of_sae_lens(path, cfg)
         about = cfg.get("metadata")
-        weights = read_tensors(path / _WEIGHTS)
+        weights = read_tensors(path / "sae_weights.safetensors")
         return _built(path, config, weights, about if isinstance(about, dict) else {})
     weights, texts = read_tensors_and_metadata(path)
     header = parse_json_object(texts.get(HEADER, "")) or {}
