@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -59,19 +58,23 @@ def _plotly(name: str) -> str:
         from plotly.offline import get_plotlyjs
 
         return get_plotlyjs()
-    folder = files("loopinterp.pages") / "vendor" / "plotly-cartesian"
-    return (folder / "plotly-cartesian.min.js").read_text(encoding="utf-8")
+    return read_asset("vendor/plotly-cartesian/plotly-cartesian.min.js")
 
 
 def page_scripts(plotly: Iterable[str]) -> list[str]:
     """Every script that a page may run; ``plotly`` names those of :func:`plotly_scripts`."""
-    ours = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
-    return [*map(str, ours), str(explorer_asset("script")), *map(_plotly, plotly)]
+    ours = map(asset, ("layout.js", "report.js", "circuit.js", "explorer.js"))
+    return [*map(str, ours), *map(_plotly, plotly)]
 
 
-def graph_assets() -> dict[str, Markup]:
-    names = {"style": "circuit.css", "script": "circuit.js"}
-    return {name: Markup(graph_asset(file)) for name, file in names.items()}
+def asset(name: str) -> Markup:
+    """A style or script of ours; ``explorer.js`` is all modules of the explorer."""
+    if name == "explorer.js":
+        return Markup(page_script())
+    if name in ("circuit.css", "circuit.js"):
+        return Markup(graph_asset(name))
+    folder = "explorer" if name == "explorer.css" else "templates"
+    return Markup(read_asset(f"{folder}/{name}"))
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
@@ -104,15 +107,3 @@ def slug(text: str) -> str:
         'exact-match-by-length-12'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def explorer_asset(name: str) -> Markup:
-    """The explorer's ``style`` or ``script``."""
-    if name == "style":
-        return Markup(read_asset("explorer.css"))
-    return Markup(page_script())
-
-
-def asset(name: str) -> Markup:
-    folder = files("loopinterp.pages") / "templates"
-    return Markup((folder / name).read_text(encoding="utf-8"))  # escaped above, or our own file

@@ -22,7 +22,6 @@ from loopinterp.core.results import Finding, Result, findings_of
 from loopinterp.figures.circuit_graph import security_policy
 from loopinterp.models.run_inputs import refuse
 
-_FRAME_STYLE = "width: 100%; height: 40rem; border: 0"
 _FIT = """new ResizeObserver(() => {
   if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 8}px`;
 }).observe(document.body);"""
@@ -156,9 +155,10 @@ class Exploration(Result, kind="exploration"):
     def _repr_html_(self) -> str:
         """The findings, and the explorer in a frame of its own."""
         script = page_script() + _FIT
-        parts = {"policy": security_policy([script]), "style": read_asset("explorer.css")}
+        parts = {"policy": security_policy([script]), "style": read_asset("explorer/explorer.css")}
         page = _FRAMED.format(data=page_json(self), script=script, **parts)
-        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{_FRAME_STYLE}"></iframe>'
+        look = "width: 100%; height: 40rem; border: 0"
+        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{look}"></iframe>'
         return super()._repr_html_() + frame
 
 
@@ -265,8 +265,8 @@ def page_json(result: Exploration) -> str:
     return json.dumps(page_data(result), separators=(",", ":")).replace("<", "\\u003c")
 
 
-def read_asset(name: str) -> str:
-    return (files("loopinterp.pages") / "explorer" / name).read_text(encoding="utf-8")
+def read_asset(path: str) -> str:
+    return (files("loopinterp.pages") / path).read_text(encoding="utf-8")
 
 
 @cache
@@ -274,10 +274,10 @@ def script() -> str:
     """The explorer's modules as one script that defines ``mount`` and imports nothing."""
     # Each after those that it imports.
     names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
-    texts = [re.sub(r"^import [^;]*;\n", "", read_asset(f"{n}.js"), flags=re.M) for n in names]
-    return "\n".join(re.sub(r"^export ", "", text, flags=re.M) for text in texts)
+    texts = [read_asset(f"explorer/{name}.js") for name in names]
+    return re.sub(r"^import [^;]*;\n|^export ", "", "\n".join(texts), flags=re.M)
 
 
 def page_script() -> str:
     """The script that shows the explorations of a page; nothing of it is a global of the page."""
-    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer_page.js")}}})();'
+    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer/explorer_page.js")}}})();'

@@ -292,23 +292,16 @@ def introduction(record: RunRecord) -> str:
         kind = kind.replace("transformer", "model")
     size = _in_thousands(record.n_parameters)
     start = f"A {size}-parameter {kind}" if size else f"A {kind}"
-    goal = _goal(record.task)
+    # What a model of the task learns to do; a task of a user's own may need settings.
+    goal = f"solve the task “{record.task.replace('_', ' ')}”" if record.task else ""
+    if record.task in list_tasks():
+        with suppress(Exception):
+            goal = str(getattr(get_task(record.task), "goal", "")) or goal
     if record.origin.startswith("compiled") or (record.origin and not goal):
         return f"{start}, {record.origin}."
     if record.origin and not record.origin.startswith("trained"):
         return f"{start}, {record.origin}, built to {goal}."
     return f"{start}, trained to {goal}." if goal else f"{start}, opened loop by loop."
-
-
-def _goal(task: str) -> str:
-    """What a model of the task learns to do."""
-    if not task:
-        return ""
-    made = None
-    if task in list_tasks():
-        with suppress(Exception):  # one of a user's own may need settings
-            made = get_task(task)
-    return str(getattr(made, "goal", "")) or f"solve the task “{task.replace('_', ' ')}”"
 
 
 def _in_thousands(n: int | None) -> str:

@@ -81,8 +81,8 @@ class ExplorerWidget(anywidget.AnyWidget):
         self._options: dict[str, Any] = {"programs": chosen, "examples": examples, "seed": seed}
         batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
         self._task = batch.task
-        module = script() + read_asset("explorer_widget.js")
-        super().__init__(_esm=module, _css=read_asset("explorer.css"))
+        module = script() + read_asset("explorer/explorer_widget.js")
+        super().__init__(_esm=module, _css=read_asset("explorer/explorer.css"))
         self._show(batch)
         self.on_msg(self._heard)
 
