@@ -149,7 +149,7 @@ class EdgeStudy(Result, kind="edges"):
 
     def circuit(self, *, score: str | None = None, count: int | None = None) -> Circuit:
         """:meth:`tied_edges` as a `Circuit`, to be drawn, saved or compared with a compiled one."""
-        return as_circuit(self.tied_edges(score=score, count=count), self.config)
+        return as_circuit(sorted(self.tied_edges(score=score, count=count)), self.config)
 
 
 @checked
