@@ -20,7 +20,6 @@ from loopinterp.pages.explored_run import (
     Chosen,
     ExampleReason,
     ExploredRun,
-    ShownPlane,
     assemble,
     program_values,
 )
@@ -96,7 +95,6 @@ def explore_change(
         result = assemble(
             watch,
             [changed],
-            ShownPlane.of([changed], None),
             symbols=None,
             missing={Missing.CHANGED_RUN.name: {}},
             n_examples=len(batch),

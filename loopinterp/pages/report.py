@@ -35,12 +35,7 @@ from loopinterp.pages.run_record import (
     read_run,
     spell_problem,
 )
-from loopinterp.pages.sections import (
-    EXPLORER,
-    SECTIONS,
-    figure_views,
-    section_views,
-)
+from loopinterp.pages.sections import EXPLORER, SECTIONS, figure_views, section_views
 from loopinterp.pages.tables import embedded, setting_groups, tables_of
 
 _MARKER = '<meta name="generator" content="loopinterp report">'
@@ -108,7 +103,7 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 def render_report(record: RunRecord) -> str:
     """The report as HTML; without a configuration, of the results alone."""
     sections, problems = section_views(record)
-    figures, undrawn = made_figures(record)
+    figures, undrawn = _made_figures(record)
     made_views = figure_views(figures, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
     # Graphs of circuits are HTML; all other figures are drawn by Plotly.
@@ -119,8 +114,8 @@ def render_report(record: RunRecord) -> str:
         heading, *told = story(record, facts)
     else:  # what the model makes of the prompt, on a page that shows nothing else
         heading, results = record.name, [*record.results.values()]
-        alone = len(results) == 1 and isinstance(results[0], Exploration)
-        told = [results[0].findings()[-1].text] if alone else []
+        shows_one = len(results) == 1 and isinstance(results[0], Exploration)
+        told = [results[0].findings()[-1].text] if shows_one else []
     return render_page(
         "report.html.j2",
         record=record,
@@ -166,28 +161,28 @@ def render_page(template: str, **context: Any) -> str:
         lstrip_blocks=True,
         finalize=without_controls,
     )
-    environment.filters |= {"tidy": tidy, "in_short": in_short}
-    environment.filters["seconds"] = lambda value: tidy(seconds(value))
+    environment.filters |= {"tidy": _tidy, "in_short": _in_short}
+    environment.filters["seconds"] = lambda value: _tidy(seconds(value))
     environment.globals |= {"asset": asset, "marker": Markup(_MARKER)}
     policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
     return environment.get_template(template).render(policy=policy, **context)
 
 
-def tidy(text: str) -> str:
+def _tidy(text: str) -> str:
     """Keep a number and its unit on one line.
 
     Example:
-        >>> tidy("95% in 3 min 4 s") == "95% in 3\\u00a0min 4\\u00a0s"
+        >>> _tidy("95% in 3 min 4 s") == "95% in 3\\u00a0min 4\\u00a0s"
         True
     """
     return re.sub(r"(?<=\d) (?=(s|min|h|bits|loops)\b)", "\u00a0", text)
 
 
-def in_short(text: str, most: int = 2) -> tuple[str, str]:
+def _in_short(text: str, most: int = 2) -> tuple[str, str]:
     """The first ``most`` sentences of a text, and the rest.
 
     Example:
-        >>> in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
+        >>> _in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
         ('It is. It was, in 0.5% of runs.', 'It will be. Perhaps.')
     """
     # A full stop within a number is followed by no capital.
@@ -232,7 +227,7 @@ def _versions(record: RunRecord) -> dict[str, str]:
     return {**versions, "this report": f"loopinterp {__version__}"}
 
 
-def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
+def _made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
     figures: list[Figure] = []
     problems: list[Problem] = []
     parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}
