@@ -8,13 +8,13 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from loopinterp.figures.circuit_graph import figure_markup, script_json
 from loopinterp.figures.circuit_parts import asset as graph_asset
-from loopinterp.pages.exploration import page_script, read_asset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,6 +75,24 @@ def asset(name: str) -> Markup:
         return Markup(graph_asset(name))
     folder = "explorer" if name == "explorer.css" else "templates"
     return Markup(read_asset(f"{folder}/{name}"))
+
+
+def read_asset(path: str) -> str:
+    return (files("loopinterp.pages") / path).read_text(encoding="utf-8")
+
+
+@cache
+def script() -> str:
+    """The explorer's modules as one script that defines ``mount`` and imports nothing."""
+    # Each after those that it imports.
+    names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
+    texts = [read_asset(f"explorer/{name}.js") for name in names]
+    return re.sub(r"^import [^;]*;\n|^export ", "", "\n".join(texts), flags=re.M)
+
+
+def page_script() -> str:
+    """The script that shows the explorations of a page; nothing of it is a global of the page."""
+    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer/explorer_page.js")}}})();'
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:

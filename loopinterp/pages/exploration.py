@@ -6,13 +6,10 @@ import base64
 import gzip
 import importlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +18,7 @@ import numpy as np
 from loopinterp.core.results import Finding, Result, findings_of
 from loopinterp.figures.circuit_graph import security_policy
 from loopinterp.models.run_inputs import refuse
+from loopinterp.pages.assets import page_script, read_asset
 
 _FIT = """new ResizeObserver(() => {
   if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 8}px`;
@@ -263,21 +261,3 @@ def page_data(result: Exploration) -> dict[str, Any]:
 def page_json(result: Exploration) -> str:
     """:func:`page_data` as ASCII JSON that is safe inside a script tag."""
     return json.dumps(page_data(result), separators=(",", ":")).replace("<", "\\u003c")
-
-
-def read_asset(path: str) -> str:
-    return (files("loopinterp.pages") / path).read_text(encoding="utf-8")
-
-
-@cache
-def script() -> str:
-    """The explorer's modules as one script that defines ``mount`` and imports nothing."""
-    # Each after those that it imports.
-    names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
-    texts = [read_asset(f"explorer/{name}.js") for name in names]
-    return re.sub(r"^import [^;]*;\n|^export ", "", "\n".join(texts), flags=re.M)
-
-
-def page_script() -> str:
-    """The script that shows the explorations of a page; nothing of it is a global of the page."""
-    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer/explorer_page.js")}}})();'

@@ -10,8 +10,9 @@ from pydantic import NonNegativeInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.models.study_examples import examples_for
+from loopinterp.pages.assets import read_asset, script
 from loopinterp.pages.changed_run import PutIn, explore_change
-from loopinterp.pages.exploration import page_data, read_asset, script
+from loopinterp.pages.exploration import page_data
 from loopinterp.pages.explore_study import explore
 from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.programs.stock_programs import get_program
