@@ -28,6 +28,7 @@ from loopinterp.figures.circuit_layout import LINE, ROW, Layout, Place, Route, f
 from loopinterp.figures.circuit_parts import (
     KINDS,
     MOST_NODES,
+    ROLES,
     SECTIONS,
     GraphEdge,
     GraphNode,
@@ -75,7 +76,7 @@ class CircuitGraph(GraphParts):
             check_choice(f"section of node {node.id}", node.section, SECTIONS)
         for edge in self.edges:
             ends = f"{edge.source} to {edge.target}"
-            check_choice(f"role of the edge {ends}", edge.role, ("", "value", "key", "query"))
+            check_choice(f"role of the edge {ends}", edge.role, ROLES)
             if not {edge.source, edge.target} <= self.by_id.keys():
                 wrong.append(("edges", "edges between nodes", ends))
             if edge.lag not in (0, 1, 2):
