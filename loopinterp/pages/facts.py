@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 _RIGHT = 0.95
 """A length is solved if exact match on the hardest distribution is at least this."""
 
-_CONVERGED = 0.99
-"""The state converges if it does so at this share of positions."""
-
-_PREFERRED = 0.1
-"""Least attention to one distance, beyond an even spread, that makes a fact."""
-
 
 class Topic(Enum):
     GENERALISATION = ("Generalisation", "generalisation")
@@ -351,7 +345,7 @@ def _convergence(by_kind: Mapping[str, Any]) -> Fact | None:
     if result is None:
         return None
     share = result.settled_share()
-    if share < _CONVERGED:
+    if share < 0.99:  # the state converges if it does so at this share of positions
         counts = result.regime_counts()
         common = max(counts, key=counts.__getitem__)
         values = {"share": percent(share), "common": common}
@@ -388,7 +382,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
     mass = result.data["mass"].sel(estimate="value").mean("loop")
     beyond = (mass - result.data["mass_even"]).fillna(-np.inf)
     best = {str(k): int(v) for k, v in beyond.argmax(...).items()}
-    if not float(beyond.isel(best)) >= _PREFERRED:
+    if not float(beyond.isel(best)) >= 0.1:  # below that a head prefers no distance
         return None
     distance = int(beyond["distance"][best["distance"]])
     side = f"{abs(distance)} to the {'left' if distance > 0 else 'right'}"
