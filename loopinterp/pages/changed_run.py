@@ -9,7 +9,6 @@ import torch
 
 from loopinterp.comparison import Prediction
 from loopinterp.comparison.program_runs import SILENT
-from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.results import study
 from loopinterp.interventions import InterchangePairs, InterchangeRun
@@ -35,7 +34,6 @@ PutIn = Literal["interchange", "mean", "zero"]
 
 
 @torch.no_grad()
-@checked
 def explore_change(
     model: Any,
     batch: Batch,
