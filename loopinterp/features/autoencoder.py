@@ -128,12 +128,12 @@ class SparseAutoencoder(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         d_out, n_features = self.d_out, config.n_features
         directions = torch.randn(n_features, d_out, generator=generator, dtype=torch.float32)
-        self.W_dec = nn.Parameter(directions / directions.norm(dim=1, keepdim=True))
+        self.W_dec = nn.Parameter(nn.functional.normalize(directions, dim=1))
         self.b_dec = nn.Parameter(torch.zeros(d_out, dtype=torch.float32))
         reading = self.W_dec.data
         if config.d_out is not None:
             reading = torch.randn(n_features, config.d_in, generator=generator, dtype=torch.float32)
-            reading = reading / reading.norm(dim=1, keepdim=True)
+            reading = nn.functional.normalize(reading, dim=1)
         self.W_enc = nn.Parameter(reading.T.clone().contiguous())
         vectors = {"relu": ("b_enc",), "topk": ("b_enc",), "jumprelu": ("b_enc", "threshold")}
         for name in vectors.get(config.activation, ("b_gate", "b_mag", "r_mag")):

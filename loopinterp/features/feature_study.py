@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from pydantic import PositiveInt
+from torch.nn.functional import normalize
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
@@ -338,8 +339,7 @@ def _across(
             cosine[i, j] = float((directions[i] @ others[j].T).max(1).values.mean())
         rows = held_out[j].flatten(0, 1)
         pairs = torch.randint(len(rows), (2, len(others[j])), generator=generator)
-        difference = rows[pairs[0]] - rows[pairs[1]]
-        difference = difference / difference.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        difference = normalize(rows[pairs[0]] - rows[pairs[1]], dim=1)
         control[i, j] = float((directions[i] @ difference.T).max(1).values.mean())
     live = np.array([len(x) for x in directions])
     return {**dict(zip(_ACROSS, (fve, recentred, cosine, control))), "live": live}
@@ -349,8 +349,7 @@ def _live_directions(
     autoencoder: SparseAutoencoder, states: Float[Tensor, "batch pos d_in"]
 ) -> Float[Tensor, "live d_in"]:
     live = (autoencoder.encode(states) > 0).flatten(0, 1).any(0)
-    directions = autoencoder.W_dec[live]
-    return directions / directions.norm(dim=1, keepdim=True)
+    return normalize(autoencoder.W_dec[live], dim=1)
 
 
 def _top(
