@@ -96,7 +96,10 @@ class EdgeStudy(Result, kind="edges"):
     def graph(self) -> UnrolledGraph:
         """The components of the run in all loops, and the edges between them."""
         split = any(name.endswith(".q") for name in self.data["receiver"].values)
-        return UnrolledGraph(self.config, self.n_loops, neurons=self.neurons, split=split)
+        graph = UnrolledGraph(self.config, self.n_loops, neurons=self.neurons, split=split)
+        # Between norms of the stream are fewer edges; where there is none, no score has an effect.
+        graph.edges &= torch.from_numpy(self.data["effect"].notnull().any("score").values)
+        return graph
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each score and tied edge, largest first; or the arrays named."""
