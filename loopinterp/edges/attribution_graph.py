@@ -10,9 +10,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.storage import write_json
 from loopinterp.edges.edge_study import EdgeStudy
-from loopinterp.edges.unrolled_graph import INPUT, READOUT, Component, UnrolledGraph
-
-_WRITES = {"head": "attn.hook_z", "mlp": "hook_mlp_out"}
+from loopinterp.edges.unrolled_graph import INPUT, READOUT, Component, TiedEdge
 
 
 @checked
@@ -50,9 +48,7 @@ def write_attribution_graph(
     if not tied:
         expected, fix = "a circuit with edges", "Pass count=, a number of tied edges."
         raise InputError("result", expected=expected, given="none after pruning", fix=fix)
-    split = any(name.endswith(".q") for name in result.data["receiver"].values)
-    graph = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
-    nodes, links = _nodes_and_links(result, graph, tied, score)
+    nodes, links = _nodes_and_links(result, tied, score)
     readout = next((node["node_id"] for node in nodes if node["feature_type"] == "logit"), "")
     path = Path(path)
     document = {
@@ -85,9 +81,9 @@ def _score_of(result: EdgeStudy, score: str | None) -> str:
 
 
 def _nodes_and_links(
-    result: EdgeStudy, graph: UnrolledGraph, tied: set[Any], score: str
+    result: EdgeStudy, tied: set[TiedEdge], score: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    effects = result.data["effect"].sel(score=score)
+    graph, effects = result.graph, result.data["effect"].sel(score=score)
     indices = {graph.tied_edges.index(edge) for edge in tied}
     ends: dict[str, Component] = {}
     weights: dict[tuple[str, str], float] = {}
@@ -99,8 +95,15 @@ def _nodes_and_links(
         effect = float(effects.sel(sender=sender.name, receiver=graph.receiver_names[r]))
         pair = sender.name, receiver.name
         weights[pair] = weights.get(pair, 0.0) + effect
-    n_layers = max((part.number for part in graph.senders), default=-1) + 1
-    places = _places(graph)
+    n_layers = max(part.number for part in graph.senders) + 1
+    # The number of each tied component among those of its layer.
+    places: dict[str, int] = {}
+    counts: dict[tuple[str, int | None], int] = {}
+    for part in graph.senders:
+        if part.tied not in places:
+            layer = part.section, part.layer
+            places[part.tied] = counts.get(layer, 0)
+            counts[layer] = places[part.tied] + 1
     node_of = {
         name: _node(part, places.get(part.tied, 0), n_layers, result.metric)
         for name, part in sorted(ends.items(), key=lambda end: end[1].stage)
@@ -110,18 +113,6 @@ def _nodes_and_links(
         for (s, r), weight in weights.items()
     ]
     return list(node_of.values()), links
-
-
-def _places(graph: UnrolledGraph) -> dict[str, int]:
-    """The number of each tied component among those of its layer."""
-    places: dict[str, int] = {}
-    counts: dict[tuple[str, int | None], int] = {}
-    for part in graph.senders:
-        if part.tied not in places:
-            layer = part.section, part.layer
-            places[part.tied] = counts.get(layer, 0)
-            counts[layer] = places[part.tied] + 1
-    return places
 
 
 def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, Any]:
@@ -140,7 +131,9 @@ def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, 
         numbered, js = math.comb(layer + place + 1, 2) + place, f"{layer}_{place}-0"
         loop = "" if part.loop is None else f"loop {part.loop}: "
         label = f"{loop}{part.tied}"
-        more["address"] = _address(part)
+        hook = "hook_mlp_out" if part.head is None else "attn.hook_z"
+        hook = hook if part.neurons is None else "mlp.hook_post"
+        more["address"] = part.place + (f"{part.norm}.hook_normalized" if part.norm else hook)
         if part.neurons is not None:
             more["neurons"] = list(part.neurons)
     return {
@@ -153,17 +146,6 @@ def _node(part: Component, place: int, n_layers: int, metric: str) -> dict[str, 
         "clerp": label,
         **more,
     }
-
-
-def _address(part: Component) -> str:
-    where = f"{part.section}.{part.layer}."
-    if part.section == "block":
-        where = f"loops.{part.loop}.blocks.{part.layer}."
-    if part.norm is not None:
-        return f"{where}{part.norm}.hook_normalized"
-    if part.neurons is not None:
-        return f"{where}mlp.hook_post"
-    return where + _WRITES["mlp" if part.head is None else "head"]
 
 
 def _metadata(result: EdgeStudy, score: str, slug: str, scan: str, prompt: str) -> dict[str, Any]:

@@ -21,15 +21,14 @@ whole graph, 0 for no edge:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
 from loopinterp.edges.edge_runs import edge_runs
 from loopinterp.edges.path_quadrature import adaptive_nodes, midpoint_nodes
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Shaped
     from torch import Tensor
 
-    from loopinterp.edges.path_quadrature import Nodes
     from loopinterp.edges.unrolled_graph import UnrolledGraph
     from loopinterp.interventions.base_and_source import Metric
 
@@ -118,26 +116,6 @@ class EdgeEffects:
         """The control scores; no magnitudes for an adapted model: its weights have other names."""
         return CONTROLS if isinstance(self.model, LoopedTransformer) else CONTROLS[1:]
 
-    @cached_property
-    def _changes(self) -> Float[Tensor, " batch"]:
-        """What the effects of each example add up to, as a share of the mean change."""
-        return self.replaced(self.graph.edges).double()
-
-    def _nodes(
-        self,
-        value: Callable[[Tensor], Tensor],
-        slope: Callable[[Tensor], Tensor],
-        rule: Rule,
-        n_steps: int | None,
-        tolerance: float,
-    ) -> Nodes:
-        n_steps, n_examples = n_steps or STEPS[rule], len(self._at_base)
-        if rule == "midpoint":
-            return midpoint_nodes(n_steps, n_examples)
-        limits = {"tolerance": tolerance, "most": n_steps}
-        narrowest = 8 * torch.finfo(self.base.dtype).eps
-        return adaptive_nodes(value, slope, n_examples, narrowest=narrowest, **limits)
-
     @torch.no_grad()
     def replaced(
         self, weights: Shaped[Tensor, "sender receiver *batch"]
@@ -171,50 +149,7 @@ class EdgeEffects:
             n_steps, rule, tolerance: Of paths, as for :func:`.edge_study`.
             generator: Draws random scores.
         """
-        check_choice("method", method, (*get_args(Method), *self.controls))
-        edges, change = self.graph.edges, self.source - self.base  # [sender, batch, pos, d_model]
-
-        def embedding(points: Tensor) -> Tensor:
-            return self.base[0] + points.to(self.base)[:, None, None] * change[0]
-
-        def at_input(points: Tensor) -> Tensor:
-            return self._gradient(0.0, change, added=True, embedding=embedding(points))
-
-        @torch.no_grad()
-        def effect_at_input(points: Tensor) -> Tensor:
-            logits, _ = self._runs(embedding=embedding(points))
-            return self._effect(logits).double()
-
-        def slope_at_input(points: Tensor) -> Tensor:
-            points = points.clone().requires_grad_()
-            with recording_gradients():
-                logits, _ = self._runs(embedding=embedding(points))
-                total = self._total(logits)
-            return torch.autograd.grad(total, points)[0].double() / self._change
-
-        def at_edges(points: Tensor) -> Tensor:
-            return self._gradient(points, self.source)
-
-        def effect_at_edges(points: Tensor) -> Tensor:
-            return self.replaced(points.expand(*edges.shape, -1)).double()
-
-        def along(
-            gradient: Callable[[Tensor], Tensor],
-            value: Callable[[Tensor], Tensor],
-            slope: Callable[[Tensor], Tensor],
-        ) -> Tensor:
-            nodes = self._nodes(value, slope, rule, n_steps, tolerance)
-            scores = nodes.integral(gradient)
-            # Edges out of the input, or all edges, have the whole change between them.
-            total = scores[0].sum(0) if method == "eap_ig" else scores.sum((0, 1))
-            excess = total - self._changes
-            gap, largest = float(excess.mean().abs()), float(excess.abs().max())
-            estimated = float(nodes.error.mean())
-            self.integrals[method] = Integral(
-                len(nodes.points), nodes.n_slopes, gap, largest, estimated
-            )
-            return scores
-
+        edges = self.graph.edges
         match method:
             case "exact":
                 effects = self._at_base.new_zeros(*edges.shape, len(self._at_base))
@@ -224,16 +159,64 @@ class EdgeEffects:
                     effects[s, r] = self.replaced(one)
                 return effects
             case "eap":
-                return self._gradient(0.0, change, added=True)
-            case "eap_ig":
-                return along(at_input, effect_at_input, slope_at_input)
-            case "edge_ig":
-                return along(at_edges, effect_at_edges, lambda points: at_edges(points).sum((0, 1)))
+                return self._gradient(0.0, self.source - self.base, added=True)
+            case "eap_ig" | "edge_ig":
+                return self._along_path(method, rule, n_steps or STEPS[rule], tolerance)
             case "magnitude":
                 return self._magnitude()
             case _:
                 drawn = torch.rand(edges.shape, generator=generator, dtype=torch.float64)
                 return drawn[..., None].expand(*drawn.shape, len(self._at_base))
+
+    def _along_path(
+        self, method: str, rule: Rule, n_steps: int, tolerance: float
+    ) -> Float[Tensor, "sender receiver batch"]:
+        """Mean gradient along the path of all weights (``edge_ig``), or of the input."""
+        edges, change = self.graph.edges, self.source - self.base  # [sender, batch, pos, d_model]
+
+        def embedding(points: Tensor) -> Tensor:
+            return self.base[0] + points.to(self.base)[:, None, None] * change[0]
+
+        def gradient(points: Tensor) -> Tensor:
+            if method == "edge_ig":
+                return self._gradient(points, self.source)
+            return self._gradient(0.0, change, added=True, embedding=embedding(points))
+
+        @torch.no_grad()
+        def effect(points: Tensor) -> Tensor:
+            if method == "edge_ig":
+                return self.replaced(points.expand(*edges.shape, -1)).double()
+            logits, _ = self._runs(embedding=embedding(points))
+            return self._effect(logits).double()
+
+        def slope(points: Tensor) -> Tensor:
+            if method == "edge_ig":
+                return gradient(points).sum((0, 1))
+            points = points.clone().requires_grad_()
+            with recording_gradients():
+                logits, _ = self._runs(embedding=embedding(points))
+                total = self._total(logits)
+            return torch.autograd.grad(total, points)[0].double() / self._change
+
+        n_examples = len(self._at_base)
+        if rule == "midpoint":
+            nodes = midpoint_nodes(n_steps, n_examples)
+        else:
+            limits = {"tolerance": tolerance, "most": n_steps}
+            narrowest = 8 * torch.finfo(self.base.dtype).eps
+            nodes = adaptive_nodes(effect, slope, n_examples, narrowest=narrowest, **limits)
+        scores = nodes.integral(gradient)
+        # Edges out of the input, or all edges, have the whole change between them.
+        total = scores.sum((0, 1)) if method == "edge_ig" else scores[0].sum(0)
+        excess = total - self.replaced(edges).double()
+        self.integrals[method] = Integral(
+            n_gradients=len(nodes.points),
+            n_slopes=nodes.n_slopes,
+            gap=float(excess.mean().abs()),
+            largest_gap=float(excess.abs().max()),
+            estimated=float(nodes.error.mean()),
+        )
+        return scores
 
     def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
         index, is_edge = self.graph.tied_index, self.graph.edges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -84,8 +84,9 @@ class Streams:
         if change is None:
             return total.expand(self.n_rows, *total.shape)
         # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
-        axes = "sr,sbpd->rbpd" if change.weights.dim() == 2 else "srb,sbpd->rbpd"
-        return total + torch.einsum(axes, *change)
+        weights, difference = change
+        axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
+        return total + torch.einsum(axes, weights, difference)
 
     def mixed(self, outputs: list[Tensor]) -> Float[Tensor, "row sender batch pos width"]:
         """The next senders' outputs as each stream sees them, sender by sender."""
@@ -95,13 +96,14 @@ class Streams:
         if change is None:
             return values.expand(self.n_rows, *values.shape)
         # w [sender, row(, batch)] times d - v [sender, batch, pos, width], each for itself.
-        axes = "sr,sbpd->rsbpd" if change.weights.dim() == 2 else "srb,sbpd->rsbpd"
-        return values + torch.einsum(axes, *change)
+        weights, difference = change
+        axes = "sr,sbpd->rsbpd" if weights.dim() == 2 else "srb,sbpd->rsbpd"
+        return values + torch.einsum(axes, weights, difference)
 
     def _next(
         self, outputs: list[Tensor]
-    ) -> tuple[Float[Tensor, "sender batch pos width"], _Change | None]:
-        """The next senders' outputs, and what streams see instead, if any sees something else."""
+    ) -> tuple[Float[Tensor, "sender batch pos width"], tuple[Tensor, Tensor] | None]:
+        """The next senders' outputs v, and w and d - v if a stream sees something else."""
         senders = slice(len(self.outputs), len(self.outputs) + len(outputs))
         self.outputs += outputs
         values, weights = torch.stack(outputs), self._weights
@@ -112,12 +114,7 @@ class Streams:
         assert self._values is not None  # there are no weights without them
         # A head's part is narrower than d_model, and filled up with zeros.
         other = self._values[senders, ..., : values.shape[-1]]
-        return values, _Change(weights, other if self._added else other - values)
-
-
-class _Change(NamedTuple):
-    weights: Float[Tensor, "sender row *batch"]
-    difference: Float[Tensor, "sender batch pos width"]
+        return values, (weights, other if self._added else other - values)
 
 
 def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:

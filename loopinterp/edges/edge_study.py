@@ -92,6 +92,15 @@ class EdgeStudy(Result, kind="edges"):
     config: LoopedTransformerConfig | GraphLayout  # a layout, of an adapted model
     integrals: dict[str, Integral] = field(default_factory=dict)  # by score of a path
 
+    @property
+    def graph(self) -> UnrolledGraph:
+        """The components of the run in all loops, and the edges between them."""
+        split = any(name.endswith(".q") for name in self.data["receiver"].values)
+        graph = UnrolledGraph(self.config, self.n_loops, neurons=self.neurons, split=split)
+        # Between norms of the stream are fewer edges; where there is none, no score has an effect.
+        graph.edges &= torch.from_numpy(self.data["effect"].notnull().any("score").values)
+        return graph
+
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each score and tied edge, largest first; or the arrays named."""
         if names:
@@ -143,7 +152,7 @@ class EdgeStudy(Result, kind="edges"):
 
     def circuit(self, *, score: str | None = None, count: int | None = None) -> Circuit:
         """:meth:`tied_edges` as a `Circuit`, to be drawn, saved or compared with a compiled one."""
-        return as_circuit(self.tied_edges(score=score, count=count), self.config)
+        return as_circuit(sorted(self.tied_edges(score=score, count=count)), self.config)
 
 
 @checked
@@ -278,8 +287,7 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
     """
     import pandas as pd
 
-    split = any(name.endswith(".q") for name in result.data["receiver"].values)
-    run = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
+    run = result.graph
     tied_of = dict(zip(run.edge_names, run.tied_index[run.edges].tolist()))
     rows = []
     unrolled = result.to_dataframe("effect", "size").dropna()

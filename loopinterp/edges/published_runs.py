@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from loopinterp.models.run import HookedRun
 
-Changes = dict[str, Callable[["Tensor"], "Tensor"]]
-"""What the taps of one place do, by component."""
-
 
 class PublishedRuns:
     """Runs of an adapted model on some inputs; as :class:`.EdgeRuns`, which has the arguments.

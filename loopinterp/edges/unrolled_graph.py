@@ -64,15 +64,20 @@ class Component:
         """Its name in the run, prefixed by the loop: ``3:block.0.head.1``."""
         return self.tied if self.loop is None else f"{self.loop}:{self.tied}"
 
+    @property
+    def place(self) -> str:
+        """What the names of its hooks begin with: ``loops.3.blocks.0.``"""
+        where = f"{self.section}.{self.layer}."
+        return f"loops.{self.loop}.blocks.{self.layer}." if self.section == "block" else where
+
     def hooks(self, of_kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
         """Names of the activations that it stands for: here, and (bare) in every layer."""
-        kind = self.tied if not self.section else "mlp" if self.head is None else "head"
-        places = [f"blocks.{self.number}.", f"{self.section}.{self.layer}.", ""]
-        if self.section == "block":
-            places[1] = f"loops.{self.loop}.blocks.{self.layer}."
-        hooks = of_kinds.get(kind, ()) if self.norm is None else [f"{self.norm}.hook_normalized"]
-        for hook in hooks:
-            yield from (f"{place}{hook}" for place in (places if self.section else [""]))
+        if not self.section:
+            yield from of_kinds.get(self.tied, ())
+            return
+        hooks = of_kinds["mlp" if self.head is None else "head"]
+        for hook in hooks if self.norm is None else [f"{self.norm}.hook_normalized"]:
+            yield from (f"blocks.{self.number}.{hook}", f"{self.place}{hook}", hook)
 
 
 class UnrolledGraph(ShortRepr):

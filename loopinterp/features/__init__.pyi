@@ -1,6 +1,6 @@
 from .autoencoder import AutoencoderConfig as AutoencoderConfig
 from .autoencoder import SparseAutoencoder as SparseAutoencoder
-from .autoencoder_files import load_autoencoder as load_autoencoder
+from .autoencoder import load_autoencoder as load_autoencoder
 from .autoencoder_training import train_autoencoder as train_autoencoder
 from .feature_hooks import read_features as read_features
 from .feature_hooks import splice_hooks as splice_hooks

@@ -1,4 +1,4 @@
-"""Sparse autoencoders and transcoders: features of an activation, and its reconstruction."""
+"""Sparse autoencoders and transcoders, their files, and the folders of SAELens."""
 
 from __future__ import annotations
 
@@ -12,15 +12,32 @@ from pydantic import PositiveInt
 from torch import nn
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import ConfigError, InputError, describe_tensor
+from loopinterp.core.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    describe_tensor,
+    spell_choices,
+)
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
-from loopinterp.core.storage import json_default, write_tensors
+from loopinterp.core.storage import (
+    json_default,
+    parse_json_object,
+    read_json_object,
+    read_tensors,
+    read_tensors_and_metadata,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-HEADER = "loopinterp.autoencoder"  # the entry of a saved file's metadata with the settings
+_HEADER = "loopinterp.autoencoder"  # the entry of a saved file's metadata with the settings
+# Activation functions by the architectures of SAELens.
+_ACTIVATIONS = {"standard": "relu", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
+_ACTIVATIONS |= {"transcoder": "relu", "skip_transcoder": "relu"}
+_ACTIVATIONS |= {"jumprelu_transcoder": "jumprelu", "jumprelu_skip_transcoder": "jumprelu"}
 
 
 @settings
@@ -111,12 +128,12 @@ class SparseAutoencoder(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         d_out, n_features = self.d_out, config.n_features
         directions = torch.randn(n_features, d_out, generator=generator, dtype=torch.float32)
-        self.W_dec = nn.Parameter(directions / directions.norm(dim=1, keepdim=True))
+        self.W_dec = nn.Parameter(nn.functional.normalize(directions, dim=1))
         self.b_dec = nn.Parameter(torch.zeros(d_out, dtype=torch.float32))
         reading = self.W_dec.data
         if config.d_out is not None:
             reading = torch.randn(n_features, config.d_in, generator=generator, dtype=torch.float32)
-            reading = reading / reading.norm(dim=1, keepdim=True)
+            reading = nn.functional.normalize(reading, dim=1)
         self.W_enc = nn.Parameter(reading.T.clone().contiguous())
         vectors = {"relu": ("b_enc",), "topk": ("b_enc",), "jumprelu": ("b_enc", "threshold")}
         for name in vectors.get(config.activation, ("b_gate", "b_mag", "r_mag")):
@@ -141,7 +158,12 @@ class SparseAutoencoder(nn.Module):
             fix = "Read the site that the autoencoder was trained on."
             expected = f"activations of width {config.d_in}"
             raise InputError("activation", expected=expected, given=describe_tensor(x), fix=fix)
-        z = self._centred(x)
+        x = x.to(self.W_enc.dtype)
+        if config.normalise != "none":
+            shift, scale = self._moments(x)
+            # SAELens divides by the deviation plus 1e-5, and multiplies by the deviation.
+            x = (x - shift) / (scale + 1e-5 * (config.normalise == "layer_norm"))
+        z = x - self.b_dec if config.subtract_bias and not self.is_transcoder else x
         if config.activation == "gated":
             size = (z @ (self.W_enc * self.r_mag.exp()) + self.b_mag).relu()
             return size * (z @ self.W_enc + self.b_gate > 0)
@@ -179,22 +201,84 @@ class SparseAutoencoder(nn.Module):
         """Write one self-describing safetensors file, for :func:`load_autoencoder`."""
         header = {"config": self.config.to_dict(), "about": self.about}
         tensors = {name: x.detach().contiguous() for name, x in self.state_dict().items()}
-        write_tensors(path, tensors, {HEADER: json.dumps(header, default=json_default)})
+        write_tensors(path, tensors, {_HEADER: json.dumps(header, default=json_default)})
         return Path(path)
 
     def extra_repr(self) -> str:
         return repr(self.config)
 
-    def _centred(self, x: Tensor) -> Tensor:
-        x = x.to(self.W_enc.dtype)
-        if self.config.normalise != "none":
-            shift, scale = self._moments(x)
-            # SAELens divides by the deviation plus 1e-5, and multiplies by the deviation.
-            x = (x - shift) / (scale + 1e-5 * (self.config.normalise == "layer_norm"))
-        reads_bias = self.config.subtract_bias and not self.is_transcoder
-        return x - self.b_dec if reads_bias else x
-
     def _moments(self, x: Tensor) -> tuple[Tensor | float, Tensor]:
         if self.config.normalise == "constant_norm_rescale":
             return 0.0, x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
         return x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+
+
+@checked
+def load_autoencoder(path: str | Path) -> SparseAutoencoder:
+    """Read a saved autoencoder or transcoder.
+
+    Args:
+        path: A file of :meth:`SparseAutoencoder.save`, or a folder of SAELens 6
+            (``cfg.json`` and ``sae_weights.safetensors``): its standard, top-k, JumpReLU and gated
+            autoencoders and its transcoders. Its batch-top-k ones are saved as JumpReLU.
+
+    Returns:
+        The autoencoder in the type of the file; ``about`` holds SAELens' metadata.
+
+    Raises:
+        CheckpointError: If it is missing, damaged, or of another kind.
+
+    Example:
+        >>> import tempfile
+        >>> autoencoder = SparseAutoencoder(AutoencoderConfig(d_in=4, n_features=8))
+        >>> path = autoencoder.save(Path(tempfile.mkdtemp()) / "features.safetensors")
+        >>> load_autoencoder(path).config == autoencoder.config
+        True
+    """
+    path = Path(path)
+    config: Any
+    if path.is_dir():
+        cfg = read_json_object(path / "cfg.json")
+        config, about = _of_sae_lens(path, cfg), cfg.get("metadata")
+        weights = read_tensors(path / "sae_weights.safetensors")
+    else:
+        weights, texts = read_tensors_and_metadata(path)
+        header = parse_json_object(texts.get(_HEADER, "")) or {}
+        config, about = header.get("config"), header.get("about")
+        if not isinstance(config, dict):
+            expected, fix = "one that SparseAutoencoder.save wrote", "Pass that file, or a folder."
+            raise CheckpointError(f"file {path}", expected=expected, given="another file", fix=fix)
+    try:
+        about = about if isinstance(about, dict) else {}
+        autoencoder = SparseAutoencoder(AutoencoderConfig.from_dict(config), about=about)
+        autoencoder.load_state_dict(weights, assign=True)
+    except (ConfigError, RuntimeError) as error:
+        what, expected = f"autoencoder {path}", "weights and settings that fit"
+        got, fix = str(error).replace("\n", " "), "Save the autoencoder again."
+        raise CheckpointError(what, expected=expected, given=got, fix=fix) from None
+    return autoencoder.requires_grad_(True)
+
+
+def _of_sae_lens(path: Path, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    what = f"autoencoder {path}"
+    fix = "Load it with SAELens, fold it, and save it again (save_inference_model)."
+    if "activation_fn_str" in cfg or not {"architecture", "d_in", "d_sae"} <= cfg.keys():
+        got = "another format, or that of a version before"
+        raise CheckpointError(what, expected="settings of SAELens 6", given=got, fix=fix)
+    kind = cfg["architecture"]
+    if kind not in _ACTIVATIONS:
+        expected = spell_choices(sorted(_ACTIVATIONS))
+        fix = "Save one that was trained with save_inference_model."
+        raise CheckpointError(f"{what}: architecture", expected=expected, given=repr(kind), fix=fix)
+    normalise = cfg.get("normalize_activations", "none")
+    if normalise in ("expected_average_only_in", "covariance_whitening"):
+        # Its numbers are not in this folder, unless they have been folded into the weights.
+        expected = "a normalisation that is folded into the weights"
+        raise CheckpointError(what, expected=expected, given=normalise, fix=fix)
+    config = {"d_in": cfg["d_in"], "n_features": cfg["d_sae"], "activation": _ACTIVATIONS[kind]}
+    config |= {"normalise": normalise}
+    if kind == "topk":
+        config |= {"k": cfg.get("k"), "scale_by_norm": cfg.get("rescale_acts_by_decoder_norm")}
+    if "transcoder" in kind:
+        return config | {"d_out": cfg.get("d_out"), "skip": "skip" in kind}
+    return config | {"subtract_bias": cfg.get("apply_b_dec_to_input", True)}

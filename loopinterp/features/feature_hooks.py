@@ -19,7 +19,7 @@ from loopinterp.models.protocol import need_hooks
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool
     from torch import Tensor
 
     from loopinterp.features.autoencoder import SparseAutoencoder
@@ -121,16 +121,15 @@ def splice_hooks(
         torch.Size([1, 3, 2])
     """
     _check_kind(autoencoder, output)
-    changes = _Changes(autoencoder, ablate, dict(steer or {}))
+    changes = _changes(autoencoder.config.n_features, ablate, steer or {})
     names = site_names(model, component, layer, loops, n_loops)[1]
+    splices = [_Splice(autoencoder, changes, error, positions) for _ in names]
     if output is None:
-        spliced = [_Splice(autoencoder, changes, error, positions) for _ in names]
-        return [(name, splice.replace) for name, splice in zip(names, spliced)]
+        return [(name, splice.replace) for name, splice in zip(names, splices)]
     targets = site_names(model, output, layer, loops, n_loops)[1]
     _check_order(model.addresses(n_loops), names[0], targets[0])
     hooks: list[tuple[str, Hook]] = []
-    for name, target in zip(names, targets):
-        splice = _Splice(autoencoder, changes, error, positions)
+    for name, target, splice in zip(names, targets, splices):
         hooks += [(name, splice.read), (target, splice.replace)]
     return hooks
 
@@ -161,22 +160,18 @@ def site_names(
     return chosen, [names[loop] for loop in chosen]
 
 
-class _Changes:
-    def __init__(
-        self, autoencoder: SparseAutoencoder, ablate: Sequence[int], steer: Mapping[int, float]
-    ) -> None:
-        n_features = autoencoder.config.n_features
-        for name, features in (("ablate", [*ablate]), ("steer", [*steer])):
-            if wrong := [x for x in features if not 0 <= x < n_features]:
-                expected, fix = f"features 0 to {n_features - 1}", f"Change {name}."
-                raise InputError(name, expected=expected, given=str(wrong[0]), fix=fix)
-        self._factor, self._added = torch.ones(n_features), torch.zeros(n_features)
-        self._factor[[*ablate]] = 0
-        self._added[[*steer]] = torch.tensor([*steer.values()], dtype=self._added.dtype)
-        self.any = bool(ablate or steer)
-
-    def apply_to(self, features: Float[Tensor, "batch pos feature"]) -> Tensor:
-        return features * self._factor.to(features) + self._added.to(features)
+def _changes(
+    n_features: int, ablate: Sequence[int], steer: Mapping[int, float]
+) -> tuple[Tensor, Tensor] | None:
+    """A factor of each feature, and what is added to it; None if none changes."""
+    for name, features in (("ablate", ablate), ("steer", steer)):
+        if wrong := [x for x in features if not 0 <= x < n_features]:
+            expected, fix = f"features 0 to {n_features - 1}", f"Change {name}."
+            raise InputError(name, expected=expected, given=str(wrong[0]), fix=fix)
+    factor, added = torch.ones(n_features), torch.zeros(n_features)
+    factor[[*ablate]] = 0
+    added[[*steer]] = torch.tensor([*steer.values()], dtype=added.dtype)
+    return (factor, added) if ablate or steer else None
 
 
 class _Splice:
@@ -185,7 +180,7 @@ class _Splice:
     def __init__(
         self,
         autoencoder: SparseAutoencoder,
-        changes: _Changes,
+        changes: tuple[Tensor, Tensor] | None,
         error: bool,
         positions: Bool[Tensor, "#batch pos"] | None,
     ) -> None:
@@ -201,7 +196,10 @@ class _Splice:
         self._read = None
         flat = x.flatten(2)  # [batch, pos, d_in], heads side by side
         features = autoencoder.encode(flat)
-        changed = self._changes.apply_to(features) if self._changes.any else features
+        changed = features
+        if self._changes is not None:
+            factor, added = (x.to(features) for x in self._changes)
+            changed = features * factor + added
         reconstruction = autoencoder.decode(changed, flat)  # [batch, pos, d_out]
         if reconstruction.shape != y.flatten(2).shape:
             expected, fix = f"an activation of width {autoencoder.d_out}", "Change output."

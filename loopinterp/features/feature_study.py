@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from pydantic import PositiveInt
+from torch.nn.functional import normalize
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
@@ -40,7 +41,6 @@ SHARED, OF_LOOP, RANDOM, PCA, MEAN = (
     "mean",
 )
 _ACROSS = ("fve_across", "fve_recentred", "cosine_across", "cosine_control")
-Hooks = list[tuple[str, Callable[..., Any]]]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -120,20 +120,15 @@ class FeatureStudy(Result, kind="features"):
             here = data.isel(rank=rank)
             example, pos = int(here["top_example"]), int(here["top_pos"])
             if (value := float(here["top_value"])) > 0:
-                row = {"example": example, "loop": int(here["top_loop"]), "pos": pos}
-                rows.append({**row, "activation": value, **self._around(example, pos, window)})
+                row: dict[str, Any] = {"example": example, "loop": int(here["top_loop"])}
+                row |= {"pos": pos, "activation": value}
+                if "tokens" in data:
+                    tokens = data["tokens"].values[example].tolist()
+                    before = tokens[max(0, pos - window) : pos]
+                    around = [*before, f"[{tokens[pos]}]", *tokens[pos + 1 : pos + window + 1]]
+                    row |= {"token": tokens[pos], "context": " ".join(map(str, around))}
+                rows.append(row)
         return pd.DataFrame(rows)
-
-    def _around(self, example: int, pos: int, window: int) -> dict[str, Any]:
-        if "tokens" not in self.data:
-            return {}
-        tokens = self.data["tokens"].values[example].tolist()
-        first = max(0, pos - window)
-        shown = [
-            f"[{token}]" if first + k == pos else str(token)
-            for k, token in enumerate(tokens[first : pos + window + 1])
-        ]
-        return {"token": tokens[pos], "context": " ".join(shown)}
 
 
 @torch.no_grad()
@@ -204,7 +199,7 @@ def feature_study(
         active = features > 0
         n_active = float(active.sum(-1).double().mean())
         random = _random_like(shared, fitted, max(1, round(n_active)), seed)
-        components = _PrincipalComponents(fitted, max(1, round(n_active)))
+        components = _principal_components(fitted, max(1, round(n_active)))
         means = fitted.mean(1)  # [loop, pos, d_in]
         dictionaries: dict[str, list[Callable[[Tensor], Tensor]]] = {
             SHARED: [shared] * len(chosen),
@@ -274,16 +269,15 @@ def _check(
         raise InputError("data", expected="at least two examples", given=str(n_examples), fix=fix)
 
 
-class _PrincipalComponents:
-    def __init__(self, states: Float[Tensor, "loop batch pos d_in"], n: int) -> None:
-        rows = states.flatten(0, 2).double()
-        self._mean = rows.mean(0)
-        covariance = (rows - self._mean).T @ (rows - self._mean)
-        self._axes = torch.linalg.eigh(covariance).eigenvectors[:, -n:]  # [d_in, component]
-
-    def __call__(self, x: Float[Tensor, "batch pos d_in"]) -> Tensor:
-        centred = x.double() - self._mean
-        return (self._mean + centred @ self._axes @ self._axes.T).to(x.dtype)
+def _principal_components(
+    states: Float[Tensor, "loop batch pos d_in"], n: int
+) -> Callable[[Tensor], Tensor]:
+    """The projection of states on the mean and first ``n`` principal components of all loops."""
+    rows = states.flatten(0, 2).double()
+    mean = rows.mean(0)
+    covariance = (rows - mean).T @ (rows - mean)
+    axes = torch.linalg.eigh(covariance).eigenvectors[:, -n:]  # [d_in, component]
+    return lambda x: (mean + (x.double() - mean) @ axes @ axes.T).to(x.dtype)
 
 
 def _random_like(
@@ -345,8 +339,7 @@ def _across(
             cosine[i, j] = float((directions[i] @ others[j].T).max(1).values.mean())
         rows = held_out[j].flatten(0, 1)
         pairs = torch.randint(len(rows), (2, len(others[j])), generator=generator)
-        difference = rows[pairs[0]] - rows[pairs[1]]
-        difference = difference / difference.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        difference = normalize(rows[pairs[0]] - rows[pairs[1]], dim=1)
         control[i, j] = float((directions[i] @ difference.T).max(1).values.mean())
     live = np.array([len(x) for x in directions])
     return {**dict(zip(_ACROSS, (fve, recentred, cosine, control))), "live": live}
@@ -356,8 +349,7 @@ def _live_directions(
     autoencoder: SparseAutoencoder, states: Float[Tensor, "batch pos d_in"]
 ) -> Float[Tensor, "live d_in"]:
     live = (autoencoder.encode(states) > 0).flatten(0, 1).any(0)
-    directions = autoencoder.W_dec[live]
-    return directions / directions.norm(dim=1, keepdim=True)
+    return normalize(autoencoder.W_dec[live], dim=1)
 
 
 def _top(
@@ -408,7 +400,7 @@ class _SplicedRuns:
     def measure_all(self, replace: Sequence[Callable[[Tensor], Tensor]]) -> np.ndarray:
         return self._run([(name, _hook(f)) for name, f in zip(self._names, replace)])
 
-    def _run(self, hooks: Hooks, **start: Any) -> np.ndarray:
+    def _run(self, hooks: list[tuple[str, Callable[..., Tensor]]], **start: Any) -> np.ndarray:
         logits = self._model.run_with_hooks(
             self._inputs, n_loops=self._n_loops, fwd_hooks=hooks, **start
         )

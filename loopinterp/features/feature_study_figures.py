@@ -50,7 +50,8 @@ def _(result: FeatureStudy) -> list[Finding]:
         Finding(text, value=percent(answers.sel(dictionary=SHARED)), label="answers kept")
     )
     if "fve_across" in data and n_loops > 1:
-        same, other = _own_and_other(data["fve_across"].values)
+        across, same_loop = data["fve_across"].values, np.eye(n_loops, dtype=bool)
+        same, other = (float(np.nanmean(across[x])) for x in (same_loop, ~same_loop))
         text = (
             f"An autoencoder of one loop explains {percent(same)} of the variance of that loop's "
             f"states, and {percent(other)} of another loop's (means over loops)."
@@ -62,11 +63,6 @@ def _(result: FeatureStudy) -> list[Finding]:
 def _named_loops(result: FeatureStudy) -> list[str]:
     """Loops by name: however far apart, cells of a map are equally wide."""
     return [f"loop {loop}" for loop in result.data["loop"].values]
-
-
-def _own_and_other(matrix: np.ndarray) -> tuple[float, float]:
-    diagonal = np.eye(len(matrix), dtype=bool)
-    return float(np.nanmean(matrix[diagonal])), float(np.nanmean(matrix[~diagonal]))
 
 
 @figures_of.register

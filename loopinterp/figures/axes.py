@@ -203,11 +203,11 @@ def panel_figure(
                 font={"size": 13},
                 name="panel title",
             )
-    meta = {"panels": len(titles), "columns": columns, "panel_height": panel_height}
+    meta = {"panels": len(titles), "columns": columns}
+    meta |= {"panel_height": panel_height, "square": square}
     height = rows * panel_height + 110
     if any(titles):  # the legend stands above them
         figure.update_layout(legend_y=1 + 22 / (rows * panel_height), margin_t=64)
-    meta |= {"square": square}
     return figure.update_layout(template=template(), height=height, meta={"loopinterp": meta})
 
 

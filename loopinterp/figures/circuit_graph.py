@@ -28,6 +28,7 @@ from loopinterp.figures.circuit_layout import LINE, ROW, Layout, Place, Route, f
 from loopinterp.figures.circuit_parts import (
     KINDS,
     MOST_NODES,
+    ROLES,
     SECTIONS,
     GraphEdge,
     GraphNode,
@@ -38,7 +39,7 @@ from loopinterp.figures.circuit_parts import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
+_WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
 """Widths of a drawing in pixels: beside the code, in a whole card, and on a phone."""
 
 
@@ -75,7 +76,7 @@ class CircuitGraph(GraphParts):
             check_choice(f"section of node {node.id}", node.section, SECTIONS)
         for edge in self.edges:
             ends = f"{edge.source} to {edge.target}"
-            check_choice(f"role of the edge {ends}", edge.role, ("", "value", "key", "query"))
+            check_choice(f"role of the edge {ends}", edge.role, ROLES)
             if not {edge.source, edge.target} <= self.by_id.keys():
                 wrong.append(("edges", "edges between nodes", ends))
             if edge.lag not in (0, 1, 2):
@@ -235,13 +236,13 @@ def _node(node: GraphNode | None, place: Place) -> tuple[str, str, bool, float]:
 def fragment(graph: CircuitGraph, n_loops: int = 8) -> Markup:
     """The graph as HTML, folded and unfolded, without style and script."""
     drawings = {
-        "folded wide": svg_of(graph, folded(graph, WIDTHS["wide"])),
-        "folded narrow": svg_of(graph, folded(graph, WIDTHS["narrow"])),
+        "folded wide": svg_of(graph, folded(graph, _WIDTHS["wide"])),
+        "folded narrow": svg_of(graph, folded(graph, _WIDTHS["narrow"])),
     }
     views = {"folded": "Folded"}
     if any(node.section == "loop" for node in graph.nodes):
-        drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, WIDTHS["full"]))
-        drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, WIDTHS["narrow"]))
+        drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, _WIDTHS["full"]))
+        drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, _WIDTHS["narrow"]))
         views["unfolded"] = f"{n_loops} loops"
     shown = {node.kind for node in graph.nodes}
     kinds = [kind for kind in KINDS if kind in shown]

@@ -13,6 +13,9 @@ KINDS = ("input", "variable", "head", "neurons", "readout")
 SECTIONS = ("input", "prelude", "loop", "readout")
 """Where a node is; a node of the loop occurs once in every loop."""
 
+ROLES = ("", "value", "key", "query", "gate")
+"""What a head reads along an edge; "" if unspecified."""
+
 MOST_NODES = 400
 """Most nodes of a graph that is drawn."""
 
@@ -47,7 +50,7 @@ class GraphEdge(ShortRepr):
 
     Attributes:
         lag: 0 within a loop, 1 to the next one, 2 to a later one.
-        role: ``value``, ``key`` or ``query``; "" if unspecified.
+        role: One of :data:`ROLES`.
         effect: Width of the edge; None if not measured.
     """
 

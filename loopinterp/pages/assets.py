@@ -15,7 +15,6 @@ from markupsafe import Markup
 
 from loopinterp.figures.circuit_graph import figure_markup, script_json
 from loopinterp.figures.circuit_parts import asset as graph_asset
-from loopinterp.pages.exploration import page_script, read_asset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,19 +58,41 @@ def _plotly(name: str) -> str:
         from plotly.offline import get_plotlyjs
 
         return get_plotlyjs()
-    folder = files("loopinterp.pages") / "vendor" / "plotly-cartesian"
-    return (folder / "plotly-cartesian.min.js").read_text(encoding="utf-8")
+    return read_asset("vendor/plotly-cartesian/plotly-cartesian.min.js")
 
 
 def page_scripts(plotly: Iterable[str]) -> list[str]:
     """Every script that a page may run; ``plotly`` names those of :func:`plotly_scripts`."""
-    ours = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
-    return [*map(str, ours), str(explorer_asset("script")), *map(_plotly, plotly)]
+    ours = map(asset, ("layout.js", "report.js", "circuit.js", "explorer.js"))
+    return [*map(str, ours), *map(_plotly, plotly)]
 
 
-def graph_assets() -> dict[str, Markup]:
-    names = {"style": "circuit.css", "script": "circuit.js"}
-    return {name: Markup(graph_asset(file)) for name, file in names.items()}
+def asset(name: str) -> Markup:
+    """A style or script of ours; ``explorer.js`` is all modules of the explorer."""
+    if name == "explorer.js":
+        return Markup(page_script())
+    if name in ("circuit.css", "circuit.js"):
+        return Markup(graph_asset(name))
+    folder = "explorer" if name == "explorer.css" else "templates"
+    return Markup(read_asset(f"{folder}/{name}"))
+
+
+def read_asset(path: str) -> str:
+    return (files("loopinterp.pages") / path).read_text(encoding="utf-8")
+
+
+@cache
+def script() -> str:
+    """The explorer's modules as one script that defines ``mount`` and imports nothing."""
+    # Each after those that it imports.
+    names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
+    texts = [read_asset(f"explorer/{name}.js") for name in names]
+    return re.sub(r"^import [^;]*;\n|^export ", "", "\n".join(texts), flags=re.M)
+
+
+def page_script() -> str:
+    """The script that shows the explorations of a page; nothing of it is a global of the page."""
+    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer/explorer_page.js")}}})();'
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
@@ -104,15 +125,3 @@ def slug(text: str) -> str:
         'exact-match-by-length-12'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def explorer_asset(name: str) -> Markup:
-    """The explorer's ``style`` or ``script``."""
-    if name == "style":
-        return Markup(read_asset("explorer.css"))
-    return Markup(page_script())
-
-
-def asset(name: str) -> Markup:
-    folder = files("loopinterp.pages") / "templates"
-    return Markup((folder / name).read_text(encoding="utf-8"))  # escaped above, or our own file

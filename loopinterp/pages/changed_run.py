@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from loopinterp.comparison import Prediction
 from loopinterp.comparison.program_runs import SILENT
-from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.results import study
 from loopinterp.interventions import InterchangePairs, InterchangeRun
@@ -20,7 +19,6 @@ from loopinterp.pages.explored_run import (
     Chosen,
     ExampleReason,
     ExploredRun,
-    ShownPlane,
     assemble,
     program_values,
 )
@@ -35,15 +33,7 @@ if TYPE_CHECKING:
 PutIn = Literal["interchange", "mean", "zero"]
 
 
-class ChangedRun(NamedTuple):
-    """The model's run after an intervention, and each program's after the same interchange."""
-
-    run: Exploration
-    predicted: dict[str, Exploration]
-
-
 @torch.no_grad()
-@checked
 def explore_change(
     model: Any,
     batch: Batch,
@@ -53,7 +43,7 @@ def explore_change(
     put_in: PutIn = "interchange",
     source: int = 1,
     programs: Sequence[LoopProgram] = (),
-) -> ChangedRun:
+) -> tuple[Exploration, dict[str, Exploration]]:
     """Explore the first example of a batch with its state at one loop and position replaced.
 
     Args:
@@ -61,6 +51,9 @@ def explore_change(
         put_in: The new state: that of the example ``source`` (a row), the batch mean, or zeros.
         programs: Programs that read the same tokens; each runs with the same interchange of its own
             variables.
+
+    Returns:
+        The model's run after the intervention, and each program's after the same interchange.
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)
@@ -100,14 +93,13 @@ def explore_change(
         result = assemble(
             watch,
             [changed],
-            ShownPlane.of([changed], None),
             symbols=None,
             missing={Missing.CHANGED_RUN.name: {}},
             n_examples=len(batch),
         )
     predicting = programs if put_in == "interchange" else ()
     predicted = {p.name: _explore_prediction(p, run, changed, result.symbols) for p in predicting}
-    return ChangedRun(result, predicted)
+    return result, predicted
 
 
 def _explore_prediction(

@@ -10,7 +10,7 @@ import numpy as np
 
 from loopinterp.core.results import Result
 from loopinterp.core.text import percent
-from loopinterp.pages.run_record import Problem, Trouble
+from loopinterp.pages.run_record import Problem, Trouble, noting
 
 Evidence = Mapping[str, list[tuple[str, str]]]
 """Headings and texts by the name of a selector, ``program.variable`` or component."""
@@ -28,11 +28,8 @@ def evidence_by_name(results: Mapping[str, Result], problems: list[Problem]) -> 
     for kind, read in readers.items():
         for name, result in results.items():
             if result.kind == kind:
-                try:
+                with noting(problems, Trouble.CIRCUIT_VALUES, name):
                     read(result, facts)
-                except Exception as error:  # whatever a damaged value makes of xarray's own code
-                    damage = type(error).__name__
-                    problems.append(Problem(Trouble.CIRCUIT_VALUES, name, damage))
     return dict(facts)
 
 

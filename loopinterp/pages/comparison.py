@@ -17,7 +17,14 @@ from loopinterp.pages.assets import plotly_scripts
 from loopinterp.pages.exploration import page_json
 from loopinterp.pages.facts import Fact, Topic, facts_of, story_of_runs, title_of
 from loopinterp.pages.report import need_page, render_page
-from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
+from loopinterp.pages.run_record import (
+    Problem,
+    RunRecord,
+    Trouble,
+    noting,
+    read_run,
+    spell_problem,
+)
 from loopinterp.pages.sections import SECTIONS, figure_views
 from loopinterp.pages.tables import Tables, compared_figures, embedded, tables_of
 
@@ -83,20 +90,16 @@ def _render(records: dict[str, RunRecord]) -> str:
     for run, record in records.items():
         for name, result in record.results.items():
             if run not in explorers and isinstance(result, Exploration):
-                try:
+                with noting(problems[run], Trouble.RESULT_VALUES, name):
                     explorers[run] = Markup(page_json(result))
-                except Exception as error:  # whatever a damaged value makes of the page's code
-                    damage = type(error).__name__
-                    problems[run].append(Problem(Trouble.RESULT_VALUES, name, damage))
     facts = {run: facts_of(record.results) for run, record in records.items()}
     undrawn: list[Problem] = []
     figures = figure_views(compared_figures(tables["curves"], runs), undrawn, count(1))
-    rows = finding_rows(tables, runs)
-    settings = differing_settings(tables, runs)
+    rows = _finding_rows(tables, runs)
+    settings = _differing_settings(tables, runs)
     # Settings that some runs do not have and that are equal in all others.
     lacking = settings.isna().any(axis=1) & (settings.nunique(axis=1) < 2)
     tasks = {record.task.replace("_", " ") for record in records.values() if record.task}
-    by_result = tables["findings"].groupby("result", sort=False)
     return render_page(
         "comparison.html.j2",
         title=f"{len(runs)} runs side by side" + (f": {', '.join(sorted(tasks))}" if tasks else ""),
@@ -110,7 +113,10 @@ def _render(records: dict[str, RunRecord]) -> str:
         alike=[row for row in rows if not row.differs],
         figures=figures,
         explorers=explorers,
-        said={str(result): _texts_by_run(table, runs) for result, table in by_result},
+        said={
+            result: {run: rows["text"].tolist() for run, rows in table.groupby("run", sort=False)}
+            for result, table in tables["findings"].groupby("result", sort=False)
+        },
         problems=[
             *(f"{run}: {spell_problem(one)}" for run, of_run in problems.items() for one in of_run),
             *map(spell_problem, undrawn),
@@ -121,21 +127,16 @@ def _render(records: dict[str, RunRecord]) -> str:
 
 
 def _fact_rows(facts: Mapping[str, list[Fact]]) -> list[tuple[str, list[Fact | None]]]:
-    by_topic = {run: {fact.topic: fact for fact in of_run} for run, of_run in facts.items()}
+    by_topic = [{fact.topic: fact for fact in of_run} for of_run in facts.values()]
     rows = []
     for topic in Topic:
-        cells = [of_run.get(topic) for of_run in by_topic.values()]
+        cells = [of_run.get(topic) for of_run in by_topic]
         if known := [fact for fact in cells if fact is not None]:
             rows.append((title_of(known), cells))
     return rows
 
 
-def _texts_by_run(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, list[str]]:
-    texts = {run: findings[findings["run"] == run]["text"].tolist() for run in runs}
-    return {run: sentences for run, sentences in texts.items() if sentences}
-
-
-def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
+def _differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
     """Settings that differ between runs, one column for each run; NaN if a run lacks one."""
     wide: Any = tables["settings"].pivot_table(
         index=["part", "setting"], columns="run", values="value", aggfunc="first", sort=False
@@ -144,7 +145,7 @@ def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
     return wide[(wide.nunique(axis=1) > 1) | wide.isna().any(axis=1)]
 
 
-def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
+def _finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
     """Findings with a value, run by run, in the order of the report."""
     table = tables["findings"]
     measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}

@@ -6,13 +6,10 @@ import base64
 import gzip
 import importlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +18,8 @@ import numpy as np
 from loopinterp.core.results import Finding, Result, findings_of
 from loopinterp.figures.circuit_graph import security_policy
 from loopinterp.models.run_inputs import refuse
+from loopinterp.pages.assets import page_script, read_asset
 
-_FRAME_STYLE = "width: 100%; height: 40rem; border: 0"
 _FIT = """new ResizeObserver(() => {
   if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 8}px`;
 }).observe(document.body);"""
@@ -156,9 +153,10 @@ class Exploration(Result, kind="exploration"):
     def _repr_html_(self) -> str:
         """The findings, and the explorer in a frame of its own."""
         script = page_script() + _FIT
-        parts = {"policy": security_policy([script]), "style": read_asset("explorer.css")}
+        parts = {"policy": security_policy([script]), "style": read_asset("explorer/explorer.css")}
         page = _FRAMED.format(data=page_json(self), script=script, **parts)
-        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{_FRAME_STYLE}"></iframe>'
+        look = "width: 100%; height: 40rem; border: 0"
+        frame = f'<iframe title="Explorer" srcdoc="{escape(page)}" style="{look}"></iframe>'
         return super()._repr_html_() + frame
 
 
@@ -263,21 +261,3 @@ def page_data(result: Exploration) -> dict[str, Any]:
 def page_json(result: Exploration) -> str:
     """:func:`page_data` as ASCII JSON that is safe inside a script tag."""
     return json.dumps(page_data(result), separators=(",", ":")).replace("<", "\\u003c")
-
-
-def read_asset(name: str) -> str:
-    return (files("loopinterp.pages") / "explorer" / name).read_text(encoding="utf-8")
-
-
-@cache
-def script() -> str:
-    """The explorer's modules as one script that defines ``mount`` and imports nothing."""
-    # Each after those that it imports.
-    names = ("explorer_data", "explorer_state", "explorer_drawing", "explorer_files", "explorer")
-    texts = [re.sub(r"^import [^;]*;\n", "", read_asset(f"{n}.js"), flags=re.M) for n in names]
-    return "\n".join(re.sub(r"^export ", "", text, flags=re.M) for text in texts)
-
-
-def page_script() -> str:
-    """The script that shows the explorations of a page; nothing of it is a global of the page."""
-    return f'(() => {{\n"use strict";\n{script()}\n{read_asset("explorer_page.js")}}})();'

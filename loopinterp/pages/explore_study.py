@@ -25,7 +25,6 @@ from loopinterp.pages.explored_run import (
     ExampleReason,
     ExploredRun,
     Pairs,
-    ShownPlane,
     assemble,
     program_values,
 )
@@ -129,7 +128,7 @@ def explore(
         return assemble(
             watch,
             runs,
-            ShownPlane.of(runs, plane),
+            directions=plane,
             variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
             patterns=_attention(model, runs, missing),
             inner=_inner(model, runs, missing),

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from loopinterp.core.errors import InputError
+from loopinterp.dynamics.geometry import principal_axes
+from loopinterp.dynamics.measures import relative_residual
 from loopinterp.pages.exploration import NOT_SAID, Exploration
 from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight
 from loopinterp.programs.nodes import postorder
@@ -124,8 +126,8 @@ class ExploredRun:
             entropy.append(torch.special.entr(shares).sum(-1) / np.log(2))  # in bits
         # [loop, example, pos, d_model]; what is kept as an array is [example, loop, pos, …].
         self.states, self.n_loops = torch.stack(states_by_loop), len(states_by_loop) - 1
-        step, size = self.states.diff(dim=0).norm(dim=-1), self.states[1:].norm(dim=-1)
-        moved = torch.cat([torch.full_like(step[:1], torch.nan), step / size])
+        moved = relative_residual(self.states, allow_nonfinite=True)
+        moved = torch.cat([torch.full_like(moved[:1], torch.nan), moved])
         self.answer, self.probability = _first(answer), _first(probability)
         self.entropy, self.moved = _first(entropy).astype(np.float32), _numpy(moved.transpose(0, 1))
         self.target = _numpy(self.batch.targets.where(self.batch.targets != IGNORE, -1))
@@ -147,42 +149,26 @@ def _numpy(x: Tensor) -> np.ndarray:
     return x.cpu().numpy().astype(np.float32 if x.is_floating_point() else np.int32)
 
 
-@dataclass(frozen=True)
-class ShownPlane:
-    """Two directions in which states are shown, with their names."""
-
-    centre: Tensor
-    axes: Tensor
-    names: list[str]
-
-    @classmethod
-    def of(cls, parts: Sequence[ExploredRun], directions: Tensor | None) -> ShownPlane:
-        """The plane of the given directions, or of the first two principal components."""
-        states = torch.cat([part.states.flatten(0, 2) for part in parts])  # [state, d_model]
-        centre = states.mean(0)
-        if directions is None:
-            _, size, rows = torch.linalg.svd(states - centre, full_matrices=False)
-            axes = torch.zeros(2, states.shape[-1], dtype=states.dtype, device=states.device)
-            axes[: len(rows[:2])] = rows[:2]
-            # The sign of a component says nothing: its largest entry is made positive.
-            largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-            axes *= torch.where(largest < 0, -1.0, 1.0)
-            share = size.square() / size.square().sum().clamp(min=1e-300)
-            shares = [*share[:2].tolist(), 0.0][:2]
-            names = [f"principal component {k + 1} ({p:.0%})" for k, p in enumerate(shares)]
-            return cls(centre, axes, names)
-        if directions.shape != (2, states.shape[-1]):
-            raise InputError(
-                "plane",
-                expected=f"two directions, of shape {[2, states.shape[-1]]}",
-                given=str(list(directions.shape)),
-                fix="Pass the first two rows of a subspace.",
-            )
-        return cls(torch.zeros_like(centre), directions.to(states), ["direction 1", "direction 2"])
-
-    def of_states(self, states: Tensor) -> np.ndarray:
-        # From [loop, example, pos, d_model] to [example, loop, pos, axis].
-        return _numpy(((states - self.centre) @ self.axes.mT).transpose(0, 1))
+def _plane(
+    runs: Sequence[ExploredRun], directions: Tensor | None
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Centre, two axes and their names: those given, or the first two principal components."""
+    states = torch.cat([run.states.flatten(0, 2) for run in runs])  # [state, d_model]
+    if directions is None:
+        principal = principal_axes(states, min(2, *states.shape))
+        axes = states.new_zeros(2, states.shape[-1])
+        axes[: len(principal.axes)] = principal.axes
+        shares = [*principal.explained.tolist(), 0.0][:2]
+        names = [f"principal component {k + 1} ({p:.0%})" for k, p in enumerate(shares)]
+        return principal.mean, axes, names
+    if directions.shape != (2, states.shape[-1]):
+        raise InputError(
+            "plane",
+            expected=f"two directions, of shape {[2, states.shape[-1]]}",
+            given=str(list(directions.shape)),
+            fix="Pass the first two rows of a subspace.",
+        )
+    return torch.zeros_like(states[0]), directions.to(states), ["direction 1", "direction 2"]
 
 
 Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -192,9 +178,9 @@ Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
 def assemble(
     watch: Stopwatch,
     runs: Sequence[ExploredRun],
-    plane: ShownPlane,
     *,
     symbols: Sequence[str] | None,
+    directions: Tensor | None = None,
     variables: Mapping[str, Pairs] | None = None,
     patterns: Pairs | None = None,
     inner: Pairs | None = None,
@@ -210,6 +196,9 @@ def assemble(
     shown += [answers for answers, _ in inner or ()]
     classes = sorted({c for x in shown for c in np.unique(x).tolist()} - {-1})
     known = symbols or answer_words(runs[0].batch.task) or ()
+    centre, axes, names = _plane(runs, directions)
+    # From [loop, example, pos, axis] to [example, loop, pos, axis].
+    plane = [_numpy(((run.states - centre) @ axes.mT).transpose(0, 1)) for run in runs]
     choices = [spell_choice(one) for run in runs for one in run.rows]
     variable, implied = None, None
     if variables:
@@ -230,7 +219,7 @@ def assemble(
         probability=_padded([run.probability for run in runs], np.nan).astype(np.float16),
         entropy=_padded([run.entropy for run in runs], np.nan),
         moved=_padded([run.moved for run in runs], np.nan),
-        plane=_padded([plane.of_states(run.states) for run in runs], np.nan),
+        plane=_padded(plane, np.nan),
         inner_answer=inner and _padded([answers for answers, _ in inner], -1),
         inner_probability=inner and _padded([p for _, p in inner], np.nan).astype(np.float16),
         key=patterns and _padded([key for key, _ in patterns], 0),
@@ -243,7 +232,7 @@ def assemble(
         tokens=[row for run in runs for row in run.tokens()],
         n_classes=max(run.n_classes for run in runs),
         symbols={str(c): known[c] if c < len(known) else str(c) for c in classes},
-        axes=plane.names,
+        axes=names,
         **fields,
     )
 

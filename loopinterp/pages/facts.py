@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 _RIGHT = 0.95
 """A length is solved if exact match on the hardest distribution is at least this."""
 
-_CONVERGED = 0.99
-"""The state converges if it does so at this share of positions."""
-
-_PREFERRED = 0.1
-"""Least attention to one distance, beyond an even spread, that makes a fact."""
-
 
 class Topic(Enum):
     GENERALISATION = ("Generalisation", "generalisation")
@@ -292,23 +286,16 @@ def introduction(record: RunRecord) -> str:
         kind = kind.replace("transformer", "model")
     size = _in_thousands(record.n_parameters)
     start = f"A {size}-parameter {kind}" if size else f"A {kind}"
-    goal = _goal(record.task)
+    # What a model of the task learns to do; a task of a user's own may need settings.
+    goal = f"solve the task “{record.task.replace('_', ' ')}”" if record.task else ""
+    if record.task in list_tasks():
+        with suppress(Exception):
+            goal = str(getattr(get_task(record.task), "goal", "")) or goal
     if record.origin.startswith("compiled") or (record.origin and not goal):
         return f"{start}, {record.origin}."
     if record.origin and not record.origin.startswith("trained"):
         return f"{start}, {record.origin}, built to {goal}."
     return f"{start}, trained to {goal}." if goal else f"{start}, opened loop by loop."
-
-
-def _goal(task: str) -> str:
-    """What a model of the task learns to do."""
-    if not task:
-        return ""
-    made = None
-    if task in list_tasks():
-        with suppress(Exception):  # one of a user's own may need settings
-            made = get_task(task)
-    return str(getattr(made, "goal", "")) or f"solve the task “{task.replace('_', ' ')}”"
 
 
 def _in_thousands(n: int | None) -> str:
@@ -358,7 +345,7 @@ def _convergence(by_kind: Mapping[str, Any]) -> Fact | None:
     if result is None:
         return None
     share = result.settled_share()
-    if share < _CONVERGED:
+    if share < 0.99:  # the state converges if it does so at this share of positions
         counts = result.regime_counts()
         common = max(counts, key=counts.__getitem__)
         values = {"share": percent(share), "common": common}
@@ -395,7 +382,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
     mass = result.data["mass"].sel(estimate="value").mean("loop")
     beyond = (mass - result.data["mass_even"]).fillna(-np.inf)
     best = {str(k): int(v) for k, v in beyond.argmax(...).items()}
-    if not float(beyond.isel(best)) >= _PREFERRED:
+    if not float(beyond.isel(best)) >= 0.1:  # below that a head prefers no distance
         return None
     distance = int(beyond["distance"][best["distance"]])
     side = f"{abs(distance)} to the {'left' if distance > 0 else 'right'}"

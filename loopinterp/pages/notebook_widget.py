@@ -10,8 +10,9 @@ from pydantic import NonNegativeInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.models.study_examples import examples_for
+from loopinterp.pages.assets import read_asset, script
 from loopinterp.pages.changed_run import PutIn, explore_change
-from loopinterp.pages.exploration import page_data, read_asset, script
+from loopinterp.pages.exploration import page_data
 from loopinterp.pages.explore_study import explore
 from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.programs.stock_programs import get_program
@@ -81,8 +82,8 @@ class ExplorerWidget(anywidget.AnyWidget):
         self._options: dict[str, Any] = {"programs": chosen, "examples": examples, "seed": seed}
         batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
         self._task = batch.task
-        module = script() + read_asset("explorer_widget.js")
-        super().__init__(_esm=module, _css=read_asset("explorer.css"))
+        module = script() + read_asset("explorer/explorer_widget.js")
+        super().__init__(_esm=module, _css=read_asset("explorer/explorer.css"))
         self._show(batch)
         self.on_msg(self._heard)
 

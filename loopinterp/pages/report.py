@@ -25,21 +25,17 @@ from loopinterp.figures.circuit_graph import (
     visible_controls,
 )
 from loopinterp.pages import Exploration
-from loopinterp.pages.assets import (
-    asset,
-    explorer_asset,
-    graph_assets,
-    page_scripts,
-    plotly_scripts,
-)
+from loopinterp.pages.assets import asset, page_scripts, plotly_scripts
 from loopinterp.pages.facts import facts_of, story
-from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
-from loopinterp.pages.sections import (
-    EXPLORER,
-    SECTIONS,
-    figure_views,
-    section_views,
+from loopinterp.pages.run_record import (
+    Problem,
+    RunRecord,
+    Trouble,
+    noting,
+    read_run,
+    spell_problem,
 )
+from loopinterp.pages.sections import EXPLORER, SECTIONS, figure_views, section_views
 from loopinterp.pages.tables import embedded, setting_groups, tables_of
 
 _MARKER = '<meta name="generator" content="loopinterp report">'
@@ -106,7 +102,46 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 
 def render_report(record: RunRecord) -> str:
     """The report as HTML; without a configuration, of the results alone."""
-    return render_page("report.html.j2", **_context(record))
+    sections, problems = section_views(record)
+    figures, undrawn = _made_figures(record)
+    made_views = figure_views(figures, undrawn, itertools.count(1))
+    shown = {view.section.key for view in sections}
+    # Graphs of circuits are HTML; all other figures are drawn by Plotly.
+    views = [view for section in sections for view in section.all_figures]
+    drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
+    facts = facts_of(record.results)
+    if record.is_run:
+        heading, *told = story(record, facts)
+    else:  # what the model makes of the prompt, on a page that shows nothing else
+        heading, results = record.name, [*record.results.values()]
+        shows_one = len(results) == 1 and isinstance(results[0], Exploration)
+        told = [results[0].findings()[-1].text] if shows_one else []
+    return render_page(
+        "report.html.j2",
+        record=record,
+        problems=[*map(spell_problem, [*record.problems, *problems, *undrawn])],
+        title=heading,
+        story=" ".join(told),
+        facts=facts,
+        model=_model(record),
+        first=[view for view in sections if view.section.key == EXPLORER],
+        sections=[view for view in sections if view.section.key != EXPLORER],
+        explored=any(view.explorers for view in sections),
+        not_measured=[
+            section.at(record.depth)
+            for section in SECTIONS
+            if record.is_run
+            and section.key not in shown
+            and section.of_study not in record.skipped
+            and section.applies(record.task)
+        ],
+        made_figures=made_views,
+        circuits=any(view.html for view in views),
+        settings=setting_groups(record.config),
+        versions=_versions(record),
+        data=embedded(tables_of({record.name: record})),
+        plotly_scripts=plotly_scripts(view.flat for view in drawn),
+    )
 
 
 def render_page(template: str, **context: Any) -> str:
@@ -126,87 +161,33 @@ def render_page(template: str, **context: Any) -> str:
         lstrip_blocks=True,
         finalize=without_controls,
     )
-    environment.filters |= {"tidy": tidy, "in_short": in_short}
-    environment.filters["seconds"] = lambda value: tidy(seconds(value))
-    environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
-    environment.globals["marker"] = Markup(_MARKER)
+    environment.filters |= {"tidy": _tidy, "in_short": _in_short}
+    environment.filters["seconds"] = lambda value: _tidy(seconds(value))
+    environment.globals |= {"asset": asset, "marker": Markup(_MARKER)}
     policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
     return environment.get_template(template).render(policy=policy, **context)
 
 
-def tidy(text: str) -> str:
+def _tidy(text: str) -> str:
     """Keep a number and its unit on one line.
 
     Example:
-        >>> tidy("95% in 3 min 4 s") == "95% in 3\\u00a0min 4\\u00a0s"
+        >>> _tidy("95% in 3 min 4 s") == "95% in 3\\u00a0min 4\\u00a0s"
         True
     """
     return re.sub(r"(?<=\d) (?=(s|min|h|bits|loops)\b)", "\u00a0", text)
 
 
-def in_short(text: str, most: int = 2) -> tuple[str, str]:
+def _in_short(text: str, most: int = 2) -> tuple[str, str]:
     """The first ``most`` sentences of a text, and the rest.
 
     Example:
-        >>> in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
+        >>> _in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
         ('It is. It was, in 0.5% of runs.', 'It will be. Perhaps.')
     """
     # A full stop within a number is followed by no capital.
     sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text)
     return " ".join(sentences[:most]), " ".join(sentences[most:])
-
-
-def _context(record: RunRecord) -> dict[str, Any]:
-    sections, problems = section_views(record)
-    figures, undrawn = made_figures(record)
-    made_views = figure_views(figures, undrawn, itertools.count(1))
-    shown = {view.section.key for view in sections}
-    # Graphs of circuits are HTML; all other figures are drawn by Plotly.
-    views = [view for section in sections for view in section.all_figures]
-    graphs = [view for view in views if view.html]
-    drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
-    facts = facts_of(record.results)
-    heading, *told = story(record, facts) if record.is_run else [record.name, *_reading(record)]
-    return {
-        "record": record,
-        "problems": [*map(spell_problem, [*record.problems, *problems, *undrawn])],
-        "title": heading,
-        "story": " ".join(told),
-        "facts": facts,
-        "model": _model(record),
-        "first": [view for view in sections if view.section.key == EXPLORER],
-        "sections": [view for view in sections if view.section.key != EXPLORER],
-        "explored": any(view.explorers for view in sections),
-        "not_measured": [
-            section.at(record.depth)
-            for section in SECTIONS
-            if record.is_run
-            and section.key not in shown
-            and section.of_study not in record.skipped
-            and section.applies(record.task)
-        ],
-        "made_figures": made_views,
-        "circuits": graph_assets() if graphs else {},
-        "settings": setting_groups(record.config),
-        "versions": _versions(record),
-        "data": embedded(tables_of({record.name: record})),
-        "plotly_scripts": plotly_scripts(view.flat for view in drawn),
-    }
-
-
-def _reading(record: RunRecord) -> list[str]:
-    """What the model makes of the prompt, on a page that shows nothing else."""
-    match [*record.results.values()]:
-        case [Exploration() as result]:
-            return [result.findings()[-1].text]
-    return []
-
-
-def _training(origin: str) -> str | None:
-    """Where a model that was not trained in the run was trained, if at all."""
-    if not origin or origin.startswith("given"):  # nothing is known of a model in memory
-        return None
-    return "elsewhere" if origin.startswith("trained") else "none"
 
 
 def _model(record: RunRecord) -> list[tuple[str, str]]:
@@ -215,13 +196,16 @@ def _model(record: RunRecord) -> list[tuple[str, str]]:
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
     runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
+    # Where a model that was not trained in the run was trained; of one in memory nothing is known.
+    origin = record.origin
+    training = "elsewhere" if origin.startswith("trained") else "none"
     known = [
         ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
         ("Made for lengths up to", config.get("max_n")),
-        ("Training", _training(record.origin)),
+        ("Training", training if origin and not origin.startswith("given") else None),
         ("Steps", config.get("steps")),
         ("Seed", config.get("seed")),
     ]
@@ -243,15 +227,13 @@ def _versions(record: RunRecord) -> dict[str, str]:
     return {**versions, "this report": f"loopinterp {__version__}"}
 
 
-def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
+def _made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
     figures: list[Figure] = []
-    problems = []
+    problems: list[Problem] = []
     parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}
     for name, figures_of_part in parts.items():
-        try:
+        with noting(problems, Trouble.NOT_DRAWN, name):
             figures += figures_of_part(record)
-        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
-            problems.append(Problem(Trouble.NOT_DRAWN, name, type(error).__name__))
     return figures, problems
 
 
@@ -328,7 +310,6 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
         title=f"Circuit of {graph.title}",
         heading=graph.title,
         graph=fragment(graph),
-        circuits=graph_assets(),
     )
     write_bytes(out, page.encode(errors="replace"))
     return out

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -81,6 +82,15 @@ def spell_problem(problem: Problem) -> str:
     why = problem.detail
     detail = spell_mismatch(why) if isinstance(why, Mismatch) else why
     return problem.trouble.value.format(name=problem.name, detail=detail)
+
+
+@contextmanager
+def noting(problems: list[Problem], trouble: Trouble, name: str) -> Iterator[None]:
+    """Add whatever a damaged value raises in our code, xarray's, pandas' or Plotly's."""
+    try:
+        yield
+    except Exception as error:
+        problems.append(Problem(trouble, name, type(error).__name__))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

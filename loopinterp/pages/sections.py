@@ -15,7 +15,7 @@ from loopinterp.pages import Exploration
 from loopinterp.pages.assets import FLAT, Download, figure_json, slug, table_download
 from loopinterp.pages.circuit_evidence import Evidence, evidence_by_name
 from loopinterp.pages.exploration import page_json
-from loopinterp.pages.run_record import Problem, Trouble
+from loopinterp.pages.run_record import Problem, Trouble, noting
 
 if TYPE_CHECKING:
     from loopinterp.pages.run_record import RunRecord
@@ -52,19 +52,16 @@ class Section:
         return replace(self, title=self.title_once or self.title) if depth == 1 else self
 
     def applies(self, task: str) -> bool:
+        from loopinterp.programs import get_program, list_programs
+
         kind = next((k for k in registered_kinds().values() if k.study == self.of_study), Kind(""))
-        served = not kind.tasks or task in kind.tasks
-        return served and (not kind.of_programs or _has_programs(task))
+        if kind.of_programs and all(get_program(p).task != task for p in list_programs()):
+            return False
+        return not kind.tasks or task in kind.tasks
 
     @property
     def of_study(self) -> str:
         return self.study or self.key
-
-
-def _has_programs(task: str) -> bool:
-    from loopinterp.programs import get_program, list_programs
-
-    return any(get_program(name).task == task for name in list_programs())
 
 
 EXPLORER = "explorer"
@@ -180,11 +177,9 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
     problems: list[Problem] = []
     for name in sorted(record.results, key=lambda name: (order.get(name, len(order)), name)):
         result = record.results[name]
-        try:
+        with noting(problems, Trouble.RESULT_VALUES, name):
             explorers = [Markup(page_json(result))] if isinstance(result, Exploration) else []
             shown.append(_Shown(name, result.findings(), result.figures(), explorers))
-        except Exception as error:  # whatever a damaged value makes of a study's own code
-            problems.append(Problem(Trouble.RESULT_VALUES, name, type(error).__name__))
     evidence = evidence_by_name(record.results, problems)
     views = []
     for section in (*SECTIONS, OTHER):
@@ -207,7 +202,7 @@ def figure_views(
     views = []
     for figure, number in zip(figures, numbers):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
-        try:
+        with noting(problems, Trouble.FIGURE_VALUES, figure.title):
             download = None if figure.data is None else table_download(figure.data, anchor)
             drawn: dict[str, Any]
             if isinstance(figure.plot, CircuitGraph):
@@ -216,8 +211,6 @@ def figure_views(
                 flat = {trace.type for trace in figure.plot.data} <= FLAT
                 drawn = {"json": figure_json(figure.plot), "flat": flat}
             views.append(FigureView(anchor, figure, download, **drawn))
-        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
-            problems.append(Problem(Trouble.FIGURE_VALUES, figure.title, type(error).__name__))
     return views
 
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 Tables = dict[str, "pd.DataFrame"]
 
-COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
-"""Columns of the table of curves."""
-
 
 def tables_of(records: Mapping[str, RunRecord]) -> Tables:
     """Settings, findings and curves of named runs; the run is in the first column."""
@@ -45,6 +42,7 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
                 about = (one.section, one.label, one.value, one.good, one.text)
                 findings.append((run, result_name, k, *about))
         curves += _curve_rows(run, record)
+    of_curves = ["run", "figure", "panel", "x", "value", "low", "high"]
     names = ["run", "result", "number", "section", "label", "value", "good", "text"]
     # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
     return {
@@ -52,7 +50,7 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
             settings, columns=["run", "part", "setting", "value"], dtype=object
         ),
         "findings": pd.DataFrame(findings, columns=names, dtype=object),
-        "curves": pd.DataFrame(curves, columns=list(COLUMNS)),
+        "curves": pd.DataFrame(curves, columns=of_curves),
     }
 
 
@@ -92,9 +90,6 @@ def read_report(page: str | Path) -> Tables:
             given="a page without any" if document is None else f"others ({error})",
             fix="Write the report again with this version.",
         ) from error
-
-
-Point = tuple[Any, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -146,10 +141,9 @@ def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
     for result in record.results.values():
         if result.kind in readers:
             try:
-                points = [*readers[result.kind](result)]
+                rows += [(name, *row) for row in readers[result.kind](result)]
             except Exception:  # a damaged value; the run's own report says so
                 continue
-            rows += [(name, figure, panel, *point) for figure, panel, point in points]
     step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
     rows += [
         (name, _TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
@@ -159,33 +153,34 @@ def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
     return rows
 
 
-_CurvePoints = Iterator[tuple[str, str, Point]]
+_Rows = Iterator[tuple[str, str, Any, float, float, float]]
+"""Figure, panel, x, value, and the ends of its interval."""
 
 
-def _exact(result: Result) -> _CurvePoints:
+def _exact(result: Result) -> _Rows:
     # After T(n) loops, or as near to them as was measured.
     extra = result.data["extra_loop"].values
     data = result.data["exact_match"].sel(extra_loop=extra[np.abs(extra).argmin()])
     for distribution in data["distribution"].values.tolist():
         for n in data["length"].values.tolist():
             at = data.sel(distribution=distribution, length=n)
-            yield _EXACT.title, f"{distribution} inputs", (n, *_ends(at))
+            yield _EXACT.title, f"{distribution} inputs", n, *_ends(at)
 
 
-def _programs(result: Result) -> _CurvePoints:
+def _programs(result: Result) -> _Rows:
     data = result.data["whole_run"].isel(model=0).sel(stratum="all")
     for program in data["program"].values.tolist():
-        yield _PROGRAMS.title, "", (program, *_ends(data.sel(program=program)))
+        yield _PROGRAMS.title, "", program, *_ends(data.sel(program=program))
 
 
-def _settling(result: Result) -> _CurvePoints:
+def _settling(result: Result) -> _Rows:
     right = result.data["right"].transpose("loop", "batch", "pos").values
     share_right = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
     residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)
     loops = result.data["loop"].values.tolist()
     for panel, values in (("whole answers right", share_right), ("relative residual", residual)):
         for loop, value in zip(loops[-len(values) :], values):
-            yield _CONVERGENCE.title, panel, (loop, float(value), np.nan, np.nan)
+            yield _CONVERGENCE.title, panel, loop, float(value), np.nan, np.nan
 
 
 def _ends(values: Any) -> tuple[float, float, float]:

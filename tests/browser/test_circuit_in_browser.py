@@ -13,7 +13,7 @@ from loopinterp.compiler import draw_program
 from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.figures.circuit_graph import fragment
 from loopinterp.pages import write_circuit_page
-from loopinterp.pages.assets import graph_assets
+from loopinterp.pages.assets import asset
 from loopinterp.programs import get_program, list_programs
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 
@@ -63,7 +63,7 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
 @pytest.fixture(scope="module")
 def programs_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All stock programs on one page."""
-    style, script = (graph_assets()[name] for name in ("style", "script"))
+    style, script = (asset(f"circuit.{kind}") for kind in ("css", "js"))
     cards = "".join(f"<div>{fragment(draw_program(get_program(n)))}</div>" for n in list_programs())
     page = f'<!doctype html><meta charset="utf-8"><style>{style} body {{ margin: 0 auto; '
     page += f"max-width: 910px; padding: 0 20px }}</style>{cards}<script>{script}</script>"

@@ -13,7 +13,6 @@ from scipy.integrate import quad
 from scipy.special import expit
 from torch import Tensor
 
-from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
 from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.edges.path_quadrature import adaptive_nodes
@@ -109,8 +108,6 @@ def test_controls_know_norms_and_draws_only() -> None:
         for seed in (0, 0, 1)
     ]
     assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
-    with pytest.raises(InputError, match="eap_ig"):
-        effects.scores("ig")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

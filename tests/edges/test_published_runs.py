@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from loopinterp.adapters import OuroAdapter, adapt
-from loopinterp.edges import edge_graph, edge_study, path_patching
+from loopinterp.edges import edge_graph, edge_study, path_patching, write_attribution_graph
 from loopinterp.edges.edge_effects import EdgeEffects
 from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.edges.graph_layout import layout_of
@@ -346,6 +349,19 @@ def test_a_model_without_separate_components_is_refused(name: str) -> None:
         path_patching(model, base, source, n_loops=2, senders="input", receivers="readout")
 
 
+def test_every_link_between_norms_of_the_stream_has_a_weight(tmp_path: Path) -> None:
+    base, source = pairs("ouro", 2, 3)
+    result = edge_study(
+        model_of("ouro"), base, source, n_loops=2, methods=["eap"], stream_norms="nodes",
+        curve_points=2,
+    )  # fmt: skip
+    assert int(result.graph.edges.sum()) == int(result.data["effect"].sel(score="eap").count())
+    every = int(result.data["pruned"].count())
+    path = write_attribution_graph(result, tmp_path / "graph.json", score="eap", count=every)
+    links = json.loads(path.read_text())["links"]
+    assert all(math.isfinite(link["weight"]) for link in links)
+
+
 def test_what_an_adapted_model_lacks_is_refused() -> None:
     (base, source), model = pairs("ouro"), model_of("ouro")
     with naming("neurons"):
@@ -354,9 +370,7 @@ def test_what_an_adapted_model_lacks_is_refused() -> None:
         path_patching(
             model, base, source, n_loops=2, senders="1:block.0.mlp", receivers="0:block.0.mlp"
         )
-    effects = effects_of("ouro", "edges")
-    with naming("method"):
-        effects.scores("magnitude")
+    assert effects_of("ouro", "edges").controls == ("random",)
     graph = UnrolledGraph(layout_of(model.site_map, "nodes"), 2)
     assert "1:block.1.ln_loop" in graph.sender_names
     with naming("senders"):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.edges.figures import _ROLES
+from loopinterp.edges.graph_layout import SLOTS
 from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.figures.circuit_graph import fragment
 
@@ -53,6 +55,13 @@ def test_a_drawing_needs_room_and_loops() -> None:
             GRAPH.to_svg(**wrong)
     with pytest.raises(InputError, match="n_loops"):
         GRAPH.unfolded(0)
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_all_that_a_head_reads_can_be_drawn(slot: str) -> None:
+    edge = GraphEdge("carry", "head", role=_ROLES[slot])
+    drawn = CircuitGraph("", (CARRY, HEAD), (edge,)).to_svg()
+    assert f"as-{_ROLES[slot]}" in drawn
 
 
 def test_it_goes_to_json_and_back() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from loopinterp.compiler import draw, draw_program
 from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
-from loopinterp.figures.circuit_graph import WIDTHS, svg_of
+from loopinterp.figures.circuit_graph import _WIDTHS, svg_of
 from loopinterp.figures.circuit_layout import folded, unfolded
 from loopinterp.programs import get_program, list_programs
 from tests.figures.drawn_paths import faults
 
-WIDE, FULL, NARROW = WIDTHS.values()
+WIDE, FULL, NARROW = _WIDTHS.values()
 
 PLACES = [("prelude", 0), ("loop", -1), ("loop", 0), ("loop", 1), ("loop", 2), ("readout", 0)]
 

@@ -16,7 +16,7 @@ from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import Result
 from loopinterp.dynamics import convergence_study
 from loopinterp.pages import explore, read_report, read_run, write_comparison, write_report
-from loopinterp.pages.comparison import _fact_rows, differing_settings, finding_rows
+from loopinterp.pages.comparison import _differing_settings, _fact_rows, _finding_rows
 from loopinterp.pages.exploration import page_json
 from loopinterp.pages.facts import Code, facts_of
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, spell_problem
@@ -51,7 +51,7 @@ def tables(records: dict[str, RunRecord]) -> dict[str, pd.DataFrame]:
 
 
 def test_settings_that_differ_and_no_others(tables: dict[str, pd.DataFrame]) -> None:
-    found = differing_settings(tables, ["ripple", "late_ripple", "plain"])
+    found = _differing_settings(tables, ["ripple", "late_ripple", "plain"])
     assert found.index.tolist() == [("run", "seed"), ("run", "steps")]
     assert found.loc[("run", "seed")].tolist() == ["0", "1", "2"]
     assert found.loc[("run", "steps")].isna().tolist() == [True, True, False]
@@ -60,14 +60,14 @@ def test_settings_that_differ_and_no_others(tables: dict[str, pd.DataFrame]) -> 
 def test_findings_that_differ_are_told_from_those_that_do_not(
     records: dict[str, RunRecord], tables: dict[str, pd.DataFrame]
 ) -> None:
-    rows = finding_rows(tables, [*records])
+    rows = _finding_rows(tables, [*records])
     for row in rows:
         assert row.differs == (len({cell.value for cell in row.cells}) > 1)
         assert len(row.cells) == 3 and row.about == next(c.text for c in row.cells if c.text)
         assert all(c.measured for c in row.cells) == ("programs" not in row.title)
     own = {f.value for f in records["ripple"].results["convergence"].findings() if f.value}
     assert own == {row.cells[0].value for row in rows if "convergence" in row.title}
-    alike = finding_rows(tables_of({"a": records["ripple"], "b": records["ripple"]}), ["a", "b"])
+    alike = _finding_rows(tables_of({"a": records["ripple"], "b": records["ripple"]}), ["a", "b"])
     assert alike and not any(row.differs for row in alike)
 
 

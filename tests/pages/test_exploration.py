@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from loopinterp.pages import Exploration
-from loopinterp.pages.exploration import SHARE, page_data, page_json, script
+from loopinterp.pages.assets import script
+from loopinterp.pages.exploration import SHARE, page_data, page_json
 from tests.refusals import naming
 
 HOSTILE = ["</script><script>alert(1)</script>", "\u202eabc", "\x00", "<!--", "é"]

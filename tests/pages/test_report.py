@@ -27,7 +27,7 @@ from loopinterp.pages import (
     write_results,
 )
 from loopinterp.pages.facts import Code, Fact, Topic, introduction
-from loopinterp.pages.report import made_figures, seconds
+from loopinterp.pages.report import _made_figures, seconds
 from loopinterp.pages.run_record import Problem, Trouble, spell_problem
 from loopinterp.pages.sections import SECTIONS, section_views
 from loopinterp.pages.tables import setting_groups
@@ -469,7 +469,7 @@ def rows(n: int) -> list[dict[str, float]]:
 
 
 def test_the_training_curve_has_a_panel_for_each_curve() -> None:
-    ((figure,), _) = made_figures(RunRecord(name="run", metrics=rows(40)))
+    ((figure,), _) = _made_figures(RunRecord(name="run", metrics=rows(40)))
     assert [trace["name"] for trace in figure.plot.to_dict()["data"]] == [
         "loss",
         "exact match",
@@ -479,19 +479,19 @@ def test_the_training_curve_has_a_panel_for_each_curve() -> None:
 
 
 def test_a_long_training_is_thinned_in_the_figure_but_whole_in_its_table() -> None:
-    ((figure,), _) = made_figures(RunRecord(name="run", metrics=rows(5000)))
+    ((figure,), _) = _made_figures(RunRecord(name="run", metrics=rows(5000)))
     x = figure.plot.to_dict()["data"][0]["x"]
     assert 300 < len(x) < 1200
     assert figure.data is not None and len(figure.data) == 5000
 
 
 def test_metrics_of_another_kind_give_no_curve() -> None:
-    assert made_figures(RunRecord(name="run", metrics=[{"epoch": 1}])) == ([], [])
+    assert _made_figures(RunRecord(name="run", metrics=[{"epoch": 1}])) == ([], [])
 
 
 def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn() -> None:
     record = RunRecord(name="r", metrics=[{"step": 1, "loss": "x"}], made={"stages": {"train": 1}})
-    figures, problems = made_figures(record)
+    figures, problems = _made_figures(record)
     assert [figure.title for figure in figures] == ["Time by stage"]
     assert problems == [Problem(Trouble.NOT_DRAWN, "metrics of training", "TypeError")]
 
@@ -502,7 +502,7 @@ def test_stages_are_those_of_the_run_else_those_of_the_studies() -> None:
     made = {"stages": {"train": 80}}
     record = RunRecord(name="run", results=results, made=made)
     assert record.stage_seconds == {"train": 80.0}
-    ((figure,), _) = made_figures(record)
+    ((figure,), _) = _made_figures(record)
     assert seconds(80) in figure.caption
     assert figure.data is not None and figure.data["seconds"].tolist() == [80.0]
 
