@@ -187,9 +187,10 @@ def _(result: SubspaceSearch) -> list[Finding]:
         name = f"{method}, {shared[method]}"
         value = f"{shared[method]} of {width}"
         text = (
-            f"An interchange in {value} directions ({method}) has the effect of one of the whole "
-            f"state in {_worst(result, name)} of held-out pairs at the worst delay. An interchange "
-            f"in all other directions has it in at most {percent(_rest(result, name))}."
+            f"An interchange in {value} directions ({method}) has the same effect as an "
+            f"interchange of the whole state in {_worst(result, name)} of held-out pairs at the "
+            f"worst delay. All other directions together have it in at most "
+            f"{percent(_rest(result, name))}."
         )
         good = _rest(result, name) <= 1 - THRESHOLD or None
         label = "Directions that carry an interchange"
@@ -197,8 +198,8 @@ def _(result: SubspaceSearch) -> list[Finding]:
     else:
         best = max(names, key=lambda n: result.worst(n)[1])
         text = (
-            "In no subspace for all tokens does an interchange have the effect of one of the whole "
-            f"state at every delay. The best of all, “{best}”, has it in {_worst(result, best)} of "
+            "No subspace for all tokens gives the effect of an interchange of the whole state at "
+            f"every delay. The best of all, “{best}”, gives it in {_worst(result, best)} of "
             f"held-out pairs at its worst delay (needed: an interval from {percent(THRESHOLD)})."
         )
         findings = [Finding(text)]

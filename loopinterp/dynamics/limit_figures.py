@@ -215,7 +215,10 @@ def _non_normality(result: LocalStabilityResult) -> Finding:
     if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
         text += " (or more, beyond the loops measured)"
     if ratio.size:
-        text += f". The largest singular value is {span_of(ratio)} times the spectral radius"
+        text += (
+            f". The largest singular value of the Jacobian is {span_of(ratio)} times its spectral "
+            "radius"
+        )
     return Finding(f"{text}.", value=f"{float(growth.max()):.2g} fold")
 
 
