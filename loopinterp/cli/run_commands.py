@@ -50,7 +50,7 @@ def demo(
 ) -> None:
     """Train an addition model, study it and a zoo model that runs a program; write the reports.
 
-    About four minutes on two cores. Interrupted, the same command resumes.
+    Takes about four minutes on two cores. If it is interrupted, run the same command to resume.
     """
     start = time.monotonic()
     pages = loopinterp.app.workflow.demo(
@@ -91,10 +91,12 @@ def demo(
 def train(
     out: Annotated[Path | None, Option(**OUT, show_default="runs/TASK")] = None,
     task: Annotated[str | None, Option(help="One of `loopinterp tasks`.")] = None,
-    recipe: Annotated[str | None, Option(help="Default: the one named as the task.")] = None,
+    recipe: Annotated[
+        str | None, Option(help="One of `loopinterp recipes`. Default: the task's.")
+    ] = None,
     config: Annotated[Path | None, Option(**FILE, help="Configuration as JSON.")] = None,
     without_recipe: Annotated[
-        bool, Option("--without-recipe", help="Start from the demo's model instead.")
+        bool, Option("--without-recipe", help="Start from the settings of the demo's model.")
     ] = False,
     settings: Settings = None,
     seed: Annotated[int | None, Option(**SEED, help="Seed of weights and data.")] = None,
@@ -106,8 +108,8 @@ def train(
         bool,
         Option(
             "--drop-bits",
-            help="Then drop the bits of model.state_code one by one, as long as every answer "
-            "stays right. Each stage is a run in OUT.",
+            help="After training, drop the bits of model.state_code one by one, as long as every "
+            "answer stays right. Each stage is a run in PATH.",
         ),
     ] = False,
     resume: Annotated[
@@ -121,7 +123,7 @@ def train(
 
     Starts from the task's recipe or from --config, then applies each --set and the other
     options. A task without a recipe that generalises is refused, unless --without-recipe is given.
-    Interrupted, the same command resumes and gives identical numbers. Started by
+    If it is interrupted, run the same command to resume; the numbers are identical. With
     `torchrun --nproc-per-node N -m loopinterp train …`, N processes share each batch.
     """
     from loopinterp.app.runs import configure, train_finite_run, train_run
@@ -182,7 +184,7 @@ def compile_(
     program: Annotated[
         str, Argument(metavar="PROGRAM", parser=read_program, help="One of `loopinterp programs`.")
     ],
-    max_length: Annotated[int, Option(min=1, help="Greatest problem length that fits.")],
+    max_length: Annotated[int, Option(min=1, help="Greatest problem length of the model.")],
     out: Annotated[Path | None, Option(**OUT, show_default="runs/PROGRAM")] = None,
     disguise: Annotated[
         Texts, Option(help="distract, permute, superpose or rotate; may be repeated.")
@@ -192,7 +194,7 @@ def compile_(
 ) -> None:
     """Compile a program into a known-circuit model.
 
-    The run that it makes is evaluated, analysed and reported like one that was trained.
+    Its run can be evaluated, analysed and reported like that of a trained model.
     """
     out = out or RUNS / program
     run = loopinterp.app.runs.compile_run(
@@ -237,7 +239,7 @@ def evaluate(
         str,
         Option(
             metavar="POSITIONS",
-            help="Positions that the rules read: answer, or state for all.",
+            help="Positions that the rules read: answer (those of the answer) or state (all).",
         ),
     ] = "answer",
     max_loops: Annotated[
@@ -256,8 +258,8 @@ def evaluate(
 ) -> None:
     """Measure exact match, bit accuracy and perplexity by length.
 
-    Each example gets its own T(n) loops. A model of fixed depth always runs all its layers. The
-    result is saved in RUN/results.
+    Each example gets T(n) loops, the number that its length requires. A model of fixed depth always
+    runs all its layers. The result is saved in RUN/results.
     """
     from loopinterp.app.stopping import CALIBRATED, STOPPING_RULES
 
@@ -322,8 +324,8 @@ def grid(
 ) -> None:
     """Measure exact match by the lengths of both operands.
 
-    Answers are scored as greedy generation would write them. Interrupted, the same
-    command resumes. The result is saved in RUN/results.
+    Answers are scored as greedy generation would write them. If it is interrupted, run the same
+    command to resume. The result is saved in RUN/results.
     """
     options = study_options(seed, device, threads, progress)
     numbers = read_numbers("--loops", loops)
@@ -347,9 +349,12 @@ def sweep(
     scale: Annotated[
         str | None, Option(help="laptop or paper.", show_default="laptop, if it has one")
     ] = None,
-    only: Annotated[Texts, Option(metavar="SETTING", help="Run this one; may be repeated.")] = None,
+    only: Annotated[
+        Texts, Option(metavar="SETTING", help="Run only this one; may be repeated.")
+    ] = None,
     jobs: Annotated[
-        int | None, Option(min=1, help="Processes, or jobs of a cluster at the same time.")
+        int | None,
+        Option(min=1, help="Processes, or jobs of a cluster, that run at the same time."),
     ] = None,
     cluster: Annotated[
         str | None, Option(help="slurm: submit each cell as a job, with submitit.")
@@ -363,9 +368,9 @@ def sweep(
 ) -> None:
     """Train and evaluate each setting of an experiment with each seed; write a table and a figure.
 
-    Interrupted, the same command resumes. If a cell (one setting, one seed) fails, the others
-    continue; the command names it and ends with status 1. PATH gets sweep.csv, sweep.html, and a
-    run for each cell.
+    If it is interrupted, run the same command to resume. If a cell (one setting, one seed) fails,
+    the others continue; the command names it and ends with status 1. The folder --out gets
+    sweep.csv, sweep.html, and a run for each cell.
     """
     out = out or RUNS / file.stem
     result = loopinterp.app.runs.sweep_file(

@@ -105,19 +105,23 @@ def lens(
         str,
         Option(
             metavar="LENS",
-            help="What is read: coda (the model's own readout), logit, tuned, jacobian, or the "
-            "FILE of a fitted lens.",
+            help="How states are read: coda (the model's own readout), logit, tuned, jacobian, or "
+            "the FILE of a fitted lens.",
         ),
     ] = "coda",
     out: Annotated[
         Path | None,
-        Option(**FILE, help="Default: RUN/lens.html, without a run lens.html; lens-2.html next."),
+        Option(
+            **FILE,
+            help="Default: lens.html in the run's folder or the current one; if it exists, "
+            "lens-2.html.",
+        ),
     ] = None,
     loops: Annotated[
         int | None, Option(min=1, help="Loops to show.", show_default="the model's own")
     ] = None,
     trust_remote_code: Annotated[
-        bool, Option("--trust-remote-code", help="Run code beside a published model.")
+        bool, Option("--trust-remote-code", help="Run the code that comes with a published model.")
     ] = False,
     seed: StudySeed = 0,
     device: Device = "auto",
@@ -127,8 +131,8 @@ def lens(
 ) -> None:
     """Write a page on one prompt: what a lens reads at each loop and position.
 
-    One HTML file that works offline: the reading of each token at each loop, and attention and
-    state at the chosen position. A tuned or Jacobian lens is fitted first, to
+    The page is one HTML file that works offline. It shows the reading of each token at each loop,
+    and attention and state at the chosen position. A tuned or Jacobian lens is fitted first, to
     samples of the run's task. Published looped models (Ouro, Huginn, HRM-Text) read any text.
     """
     from loopinterp.app.lens_page import write_lens_page
@@ -159,7 +163,7 @@ def report(
 ) -> None:
     """Write the report, one HTML file that works offline. Several runs are shown side by side.
 
-    It is made from the saved results of `evaluate` and `analyze`, without the model.
+    It uses the saved results of `evaluate` and `analyze`, and does not run the model.
     """
     if as_text:
         documents, lines = [], []
@@ -223,7 +227,7 @@ def studies(as_json: Json = False) -> None:
 
 @command("programs", "programs --json")
 def programs(as_json: Json = False) -> None:
-    """List the stock programs, by task: what `compile` takes, and `analyze` compares with."""
+    """List the stock programs, by task; `compile` and `analyze` use them."""
     by_task: dict[str, list[str]] = {}
     for name in loopinterp.programs.list_programs():
         by_task.setdefault(str(loopinterp.programs.get_program(name).task), []).append(name)
@@ -273,7 +277,8 @@ def zoo(
 ) -> None:
     """List the trained models that come with the package.
 
-    A copy is an ordinary run, to evaluate, analyze and report. Nothing is written into the package.
+    A copy (--out) is an ordinary run, to evaluate, analyze and report. Nothing is written into the
+    package.
     """
     if name is None:
         if out is not None:

@@ -149,9 +149,12 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             "Top: share of interventions predicted at every delay up to this one. Below: share "
             "predicted at this delay, of those effective there (closest program: "
             f"{int(first['effective'][0])} at delay 0, {int(first['effective'][-1])} at the last). "
-            "The order of programs may differ. Bands: 95% intervals."
+            "Programs may rank differently in the two panels. Bands: 95% intervals."
         ),
-        control="No interchange: share of the closest program's interventions with no change.",
+        control=(
+            "No interchange: the score of predicting no change, on the pairs effective for the "
+            "closest program."
+        ),
         data=tidy(data[["followed", "iia", "effective", "no_interchange"]].sel(stratum=ALL)),
     )
 
@@ -172,8 +175,8 @@ def _misses(data: xr.Dataset, program: str) -> Figure:
         plot=heatmap_panels(panels, value_title="share", scale="mass", **axes),
         caption=(
             "Left: share of interventions that the closest program predicts, by the token at the "
-            "position and its left neighbour. A pale row or column shows where another program "
-            "would have to differ."
+            "position and its left neighbour. A better program would have to differ from it "
+            "in pale rows or columns."
         ),
         control="Right: how many interventions are effective. A cell without any is empty.",
         data=tidy(data.sel(program=[program], stratum=strata)[["iia", "effective"]]),
@@ -221,7 +224,7 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
         ),
         caption=(
             "Whole-run accuracy of the closest program in each stratum of effective interventions. "
-            "An identified program holds in all of them."
+            "An identified program reaches the needed share in all of them."
         ),
         control=(
             "On-distribution: the program's clean run passes through the state after the "
@@ -241,7 +244,8 @@ def _duels(data: xr.Dataset, order: list[str]) -> Figure:
         plot=heatmap_panels({"": followed}, value_title="share predicted", scale="mass"),
         caption=(
             "Of the pairs that separate two programs: the share on which the program of the row "
-            "predicts the model, at the delay that best separates the two. Empty: no pair does."
+            "predicts the model, at the delay that best separates the two. Empty: no "
+            "such pair."
         ),
         control="The cell across the diagonal is the rival's share on the same pairs.",
         data=data[["apart", "duel_delay"]].to_dataframe().reset_index(),

@@ -187,9 +187,10 @@ def _(result: SubspaceSearch) -> list[Finding]:
         name = f"{method}, {shared[method]}"
         value = f"{shared[method]} of {width}"
         text = (
-            f"{value} directions ({method}) carry an interchange of the state: "
-            f"{_worst(result, name)} of held-out pairs at the worst delay. All other directions "
-            f"carry at most {percent(_rest(result, name))}."
+            f"An interchange in {value} directions ({method}) has the same effect as an "
+            f"interchange of the whole state in {_worst(result, name)} of held-out pairs at the "
+            f"worst delay. All other directions together have it in at most "
+            f"{percent(_rest(result, name))}."
         )
         good = _rest(result, name) <= 1 - THRESHOLD or None
         label = "Directions that carry an interchange"
@@ -197,9 +198,9 @@ def _(result: SubspaceSearch) -> list[Finding]:
     else:
         best = max(names, key=lambda n: result.worst(n)[1])
         text = (
-            "No subspace for all tokens carries an interchange of the state at every delay. The "
-            f"best of all, “{best}”, carries {_worst(result, best)} at its worst delay (needed: "
-            f"an interval from {percent(THRESHOLD)})."
+            "No subspace for all tokens gives the effect of an interchange of the whole state at "
+            f"every delay. The best of all, “{best}”, gives it in {_worst(result, best)} of "
+            f"held-out pairs at its worst delay (needed: an interval from {percent(THRESHOLD)})."
         )
         findings = [Finding(text)]
     methods = zip(names, result.methods)
@@ -210,9 +211,9 @@ def _(result: SubspaceSearch) -> list[Finding]:
         )
         variables = " and ".join(f"“{plain(name)}”" for name in result.variables)
         text = (
-            f"Share carried by directions fitted to {variables} (method, number of directions), at "
-            f"the worst delay: {shares}. In brackets: the share that all other directions carry, "
-            "at their best delay."
+            f"Directions fitted to {variables} (method, number of directions) have this effect in "
+            f"the following shares of pairs at the worst delay: {shares}. In brackets: all other "
+            "directions, at their best delay."
         )
         findings.append(Finding(text))
     return findings
@@ -256,8 +257,8 @@ def _(result: SubspaceSearch) -> list[Figure]:
                 "Share of held-out pairs in which an interchange of a subspace gives the same "
                 "whole answer as one of the whole state. At each delay, pairs count if the latter "
                 f"interchange changes the answer ({int(changed[0])} at once, "
-                f"{int(changed[len(delays) - 1])} at the last delay). Numbers are ranks, chosen on "
-                "these pairs."
+                f"{int(changed[len(delays) - 1])} at the last delay). The number beside a "
+                "method is that of its directions, chosen on these pairs."
             ),
             control=(
                 "Below: an interchange of all other directions. It changes nothing if the subspace "
@@ -284,8 +285,9 @@ def _(result: Reduction) -> list[Finding]:
     if not result.enough and share.value < ENOUGH:
         text += ", are too few"
     text += (
-        f": {with_interval(np.array(share[2:5]))} of the model's whole answers at worst ({kind}, "
-        f"length {n}, {later}). All other directions predict at most {percent(rest)}."
+        f": the projected model gives {with_interval(np.array(share[2:5]))} of the model's whole "
+        f"answers at worst ({kind}, length {n}, {later}). All other directions predict at most "
+        f"{percent(rest)}."
     )
     value = value if result.enough else f"more than {value}"
     return [Finding(text, value=value, label="Numbers per position that predict interchanges")]
@@ -313,10 +315,11 @@ def _(result: Reduction) -> list[Figure]:
             title="How few numbers per position predict interchanges",
             plot=line_panels(panels, x_title="numbers kept per position"),
             caption=(
-                "After every loop the state is projected onto so many principal directions of its "
-                "token. First: share of whole answers after an interchange that stay the same, "
-                "lowest over kinds, lengths and delays. Then: share of whole runs that stay the "
-                f"same. Directions were fitted to other inputs of length {result.fitted_at}."
+                "After every loop the state is projected onto this number of principal directions "
+                "of its token. First panel: share of whole answers after an interchange that stay "
+                "the same, lowest over kinds, lengths and delays. Other panels: share of whole "
+                f"runs that stay the same. Directions were fitted to other inputs of length "
+                f"{result.fitted_at}."
             ),
             control="Dashed: the projection keeps all other directions instead "
             f"({result.data['kind'].values[0]}).",

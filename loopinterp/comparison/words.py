@@ -143,8 +143,8 @@ def why_none(verdict: Verdict) -> str:
         _REASONS[code].format(program=quoted(each)) if code in against_rivals else each[0]
         for code, each in clauses.items()
     ]
-    subject = f"“{plain(verdict.closest)}” is not identified"
-    return f"{subject}: {'; '.join(texts)}."
+    reasons = "".join(f" {text[0].upper()}{text[1:]}." for text in texts)
+    return f"“{plain(verdict.closest)}” is not identified.{reasons}"
 
 
 def reason_in_words(reason: Reason) -> str:
@@ -180,7 +180,7 @@ _REASONS = {
     "stratum": "in the stratum “{stratum}” it predicts {value} (interval from {low}, {pairs} "
     "pairs)",
     "clean_runs": _CLEAN,
-    "worst_loop": _CLEAN + ", and {worst} of runs at the worst loop of one length",
+    "worst_loop": _CLEAN + ", and {worst} of runs at the worst loop and length",
     "first_exceptions": "it matches every clean run exactly, but {exceptions} of {runs} runs "
     "deviate after an interchange",
     "exceptions": "{exceptions} of {runs} runs deviate after an interchange, significantly more "

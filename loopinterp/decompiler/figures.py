@@ -64,10 +64,10 @@ def _claimed(result: Decompilation) -> str:
     if not result.given:
         return f"No program is reported: {result.reason}. The closest table has {size}."
     if claim.grade == EXACT and claim.transitions:
-        named = f"“{result.identified}”" if result.identified else "a program of its own"
         return (
-            f"The model runs {named} at any length: all {claim.transitions:,} transitions that a "
-            f"run or an interchange can make were tested. Its smallest table has {size}."
+            f"The model runs {_spell_program(result.identified)} at any length: all "
+            f"{claim.transitions:,} transitions that a run or an interchange can make were tested. "
+            f"Its smallest table has {size}."
         )
     text = f"A program of {size} predicts"
     if claim.grade == EXACT:
@@ -75,6 +75,14 @@ def _claimed(result: Decompilation) -> str:
         return f"{text} every tested run, at lengths {checked} (recovered at {read})."
     # The worst kind of interchange, at the worst length.
     return f"{text} at least {percent(1 - claim.at_most)} of interventions of each kind."
+
+
+def _spell_program(identified: str) -> str:
+    """The program that a model runs; the initial values that it has of its own stand apart."""
+    name, _, initial = identified.partition(" from ")
+    if not name:
+        return "a program of its own"
+    return f"“{name}” (initially {initial})" if initial else f"“{name}”"
 
 
 def _agreement(result: Decompilation) -> str:
@@ -129,7 +137,7 @@ def _circuit(result: Decompilation) -> Figure:
         plot=CircuitGraph.from_dict(result.graph),
         caption=(
             "The recovered program, compiled into a looped transformer: what heads select, what "
-            "neurons compute, and which variables go on to the next loop. The data is its "
+            "neurons compute, and which variables go on to the next loop. The data file has its "
             "transition table."
         ),
         control="This circuit is the program's. The model's own wiring may differ.",
@@ -157,9 +165,9 @@ def _evidence(result: Decompilation) -> Figure:
             references=[Reference(ENOUGH, "needed of whole trajectories")],
         ),
         caption=(
-            f"Share of whole answers that the program, recovered from {source}, predicts on "
-            "held-out inputs: in clean runs, and after an interchange at the end or at all loops. "
-            "Injected states come from any loop, rare ones as often as common ones."
+            f"The program is recovered from {source}. Share of whole answers that it predicts on "
+            "held-out inputs: in clean runs, and after an interchange (read at the end, or right "
+            "at every loop). Injected states come from any loop, rare ones as often as common ones."
         ),
         control=(
             "Only effective interventions count: a program that predicts no change is right in "
@@ -200,7 +208,7 @@ def _table(result: Decompilation) -> Figure:
         caption=(
             "One loop of the program. Rows: cells, a token with one of its values. Columns: "
             "messages, the effects that a left neighbour can have. Colour: the answer after the "
-            "loop. Empty: the two never meet. The data has the values."
+            "loop. Empty: the two never meet. The data file has the values."
         ),
         data=result.to_dataframe("becomes"),
     )
@@ -239,7 +247,8 @@ def _responses(result: Decompilation) -> Figure:
         plot=heatmap_panels(panels, value_title="loops", x_title="change of the answer"),
         caption=(
             "Loops from a lasting change of the left neighbour to the changed answer, by token, "
-            "over all pairs of messages that occur in runs. Empty: the change never occurs."
+            "over all pairs of messages (effects of a left neighbour) that occur in runs. Empty: "
+            "the change never occurs."
         ),
         control="A program that holds nothing: 1 everywhere.",
         data=pd.DataFrame(

@@ -147,7 +147,7 @@ def _convergence(result: ConvergenceResult) -> Finding:
     when = f", half of them by loop {int(times.median())}" if settled else ""
     text = (
         f"{percent(settled)} of the tokens converge within {result.n_loops} loops (residual below "
-        f"{result.threshold:g}, class fixed point){when}."
+        f"{result.threshold:g}, trajectory classified as a fixed point){when}."
     )
     share = float(below.notnull().sum() / result.data["counted"].sum())
     if share != settled:

@@ -327,8 +327,8 @@ def _(result: InputDependenceResult) -> list[Figure]:
             title="How far does the effect of a token reach?",
             plot=line_panels(panels, x_title="positions to the right of the changed token"),
             caption=(
-                "One token becomes that of another input. Above: mean change of the limits of "
-                "other positions, relative to their norm. Below: share of answers that change."
+                "One token is replaced by that of another input. Above: mean change of the limits "
+                "of other positions, relative to their norm. Below: share of answers that change."
             ),
             control="Left of 0: positions before the token, which a causal model cannot change.",
             data=tidy(lines),
@@ -337,8 +337,8 @@ def _(result: InputDependenceResult) -> list[Figure]:
             title="Which limit depends on which token?",
             plot=heatmap_panels(maps, y_title="token at", value_title="log10 change"),
             caption=(
-                "Mean relative change of the limit of a position (across) with the token at "
-                "another one (down): by putting in another token, and by the derivative with "
+                "How much the limit of a position (across) depends on the token at another (down): "
+                "its mean relative change when another token is put in, and its derivative with "
                 "respect to the injected input."
             ),
             control=(

@@ -60,15 +60,15 @@ def _(result: BasinMapResult) -> list[Finding]:
         f"plane converge to the limit of input {result.example}"
     )
     text += (
-        f", among them all within {radius:.2g}× its norm."
+        f", including all at a distance of up to {radius:.2g}× the limit's norm."
         if radius
-        else f", but not all of the nearest ({nearest:.2g}× its norm away)."
+        else f", but not all of the nearest (at {nearest:.2g}× the limit's norm)."
     )
     if len(others):
         right = percent(np.average(others["exact"], weights=others["share"]))
         text += (
-            f" The rest includes {len(others)} other limit{'s' * (len(others) > 1)}, where {right} "
-            "of the answers are right."
+            f" Some of the rest converge to {len(others)} other limit{'s' * (len(others) > 1)}, "
+            f"where {right} of the answers are right."
         )
     text += f" Under the next input {percent(control)} of the initial states reach this limit"
     text += "." if control < 0.5 else ", so it is a limit of that input too."
@@ -89,14 +89,14 @@ def _(result: BasinMapResult) -> list[Figure]:
         "square": True,
         "marks": {"clean limit": (0.0, 0.0)} | dict(zip(corners, places)),
     }
+    plane = _spell_plane(corners)
     loops = data["loops"].where(data["reached"] != NO_LIMIT)
     time = Figure(
-        title="How many loops does it take to the limit?",
+        title="How many loops does it take to reach the limit?",
         plot=heatmap_panels({"": loops}, value_title="loops", **frame),
         caption=(
-            f"Each cell is an initial state of input {result.example}, in the plane of its limit "
-            f"and of {' and '.join(corners)} (crosses); 1 is the norm of the limit. Colour: loops "
-            "until it converges or is known to cycle (empty: no limit)."
+            f"Each cell is an initial state of input {result.example}, in {plane}; 1 is the norm "
+            "of the limit. Colour: loops until it converges or is known to cycle (empty: no limit)."
         ),
         data=arrays,
     )
@@ -114,10 +114,9 @@ def _(result: BasinMapResult) -> list[Figure]:
         title="Basins of attraction",
         plot=category_maps(maps, colours, **frame),
         caption=(
-            f"Each cell is an initial state of input {result.example}, in the plane of its limit "
-            f"and of {' and '.join(corners)} (crosses). Colour: the limit that it converges to. "
-            "Limits are numbered outwards from the clean run's, by the nearest initial state that "
-            "converges to them."
+            f"Each cell is an initial state of input {result.example}, in {plane}. Colour: the "
+            "limit that it converges to. Limits are numbered outwards from the clean run's, by the "
+            "nearest initial state that converges to them."
         ),
         control=(
             "Right: the same initial states under the next input; "
@@ -156,6 +155,13 @@ def _categories(
     code = np.vectorize({name: k for k, name in enumerate(shown)}.get)
     maps = {"this input": kinds, "the next input (control)": under_next}
     return {title: here.copy(data=code(cells)) for title, cells in maps.items()}, shown
+
+
+def _spell_plane(corners: list[str]) -> str:
+    """The plane of a map; says what a corner that is another input's limit is called."""
+    other = any(name.startswith("other ") for name in corners)
+    note = "; “other” is another input's limit" if other else ""
+    return f"the plane of its limit, {' and '.join(corners)} (crosses{note})"
 
 
 def _names(result: BasinMapResult) -> dict[int, str]:
@@ -209,7 +215,10 @@ def _non_normality(result: LocalStabilityResult) -> Finding:
     if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
         text += " (or more, beyond the loops measured)"
     if ratio.size:
-        text += f". The largest singular value is {span_of(ratio)} times the spectral radius"
+        text += (
+            f". The largest singular value of the Jacobian is {span_of(ratio)} times its spectral "
+            "radius"
+        )
     return Finding(f"{text}.", value=f"{float(growth.max()):.2g} fold")
 
 
@@ -240,9 +249,10 @@ def _(result: LocalStabilityResult) -> list[Figure]:
             title="Leading eigenvalues of the loop's Jacobian",
             plot=_complex_plane(result),
             caption=(
-                "Largest eigenvalues by modulus at each fixed point or limit cycle (over a turn). "
-                "Inside the unit circle perturbations decay; off the real axis they rotate. Hollow "
-                f"marks have not converged. {NO_ANSWER if (right < 0).all() else answers}"
+                "Largest eigenvalues by modulus at each fixed point or limit cycle (over a "
+                "period). Inside the unit circle perturbations decay; off the real axis they "
+                "rotate. Hollow marks have not converged. "
+                f"{NO_ANSWER if (right < 0).all() else answers}"
             ),
             control=(
                 "The same at the initial state and at random states of the limit's norms. If these "

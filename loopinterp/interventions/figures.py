@@ -222,7 +222,7 @@ def _(result: AblationStudy) -> list[Figure]:
         )
         most = ["kind"] * (result.data.sizes["ablation"] > 1)
         most += ["position"] * (some_when and some_pos)
-        how = f" Shown: the {' and '.join(most)} that changes most, for ablation and noise each."
+        how = f" Shown: the {' and '.join(most)} with the most changes, of ablations and of noise."
         how *= bool(most)
     else:
         data, bars, how = result.data.isel(when=0, pos=0), [], ""

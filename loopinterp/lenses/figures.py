@@ -326,7 +326,7 @@ def _exits_by_loop(result: ExitResult) -> Figure:
         plot=line_panels(panels, x_title="loop"),
         caption=(
             "Above: how right and how confident the readout is after each loop (95% intervals). "
-            f"Below: how much readout and state change in it. Means over {result.per}s."
+            f"Below: how much readout and state change in that loop. Means over {result.per}s."
         ),
         control="A stopping rule works if its signal changes at the loop where exact match rises.",
         data=tidy(means).round(4),

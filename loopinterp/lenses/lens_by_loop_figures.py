@@ -34,7 +34,7 @@ def _(result: LensResult) -> list[Finding]:
     converged = result.data["settled"].where(result.asked)
     half = float(converged.quantile(0.5, method="lower"))
     same = {"logit": "model's own readout", "coda": "logit lens"}.get(result.lens)
-    note = f" (without a coda also the {same})" if same and not result.has_coda else ""
+    note = f" (the same as the {same}, as there is no coda)" if same and not result.has_coda else ""
     text = (
         f"The {lens}{note} has the {_target(result)} on top at {percent(top[1])} of positions "
         "after 1 loop"

@@ -180,14 +180,14 @@ def _(result: Exploration) -> list[Finding]:
     # [loop, pos], at the positions that are asked about
     right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, is_asked]
     n_asked, all_right, after = int(is_asked.sum()), right.all(1), right.sum(1)
-    start = f"{reader} has {after[1]} of the {n_asked} symbols right after 1 loop"
+    start = f"{reader} has {after[1]} of the {n_asked} symbols correct after 1 loop"
     if n_loops == loop == 1:
         text = f"{start}, when it is scored."
     elif all_right[-1]:
         # The loop after the last at which something was wrong.
         since = n_loops - all_right[::-1].tolist().index(False) + 1 if not all_right.all() else 0
         until = "on" if n_loops >= loop else f"to {n_loops}, the last that is shown"
-        start = f"{start}, and all" if since > 1 else f"{reader} has all {n_asked} symbols right"
+        start = f"{start}, and all" if since > 1 else f"{reader} has all {n_asked} symbols correct"
         text = f"{start} from loop {since} {until} (scored after loop {loop})."
     elif n_loops >= loop and not all_right[loop]:
         text = f"{start}, and {after[loop]} after {loop}, when it is scored: this one is wrong."

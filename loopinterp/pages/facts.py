@@ -170,17 +170,17 @@ class Code(Enum):
     READ_OFF = _Words(
         "a program of {cells} cells",
         "predicts {share} of whole runs",
-        "A transition table read off it predicts {share} of its runs.",
+        "A transition table recovered from it predicts {share} of its runs after an interchange.",
     )
     NOT_READ = _Words(
         "no program read off",
         "closest table: {share} of whole runs",
-        "The closest transition table read off it predicts {share} of its runs.",
+        "The closest transition table predicts {share} of its runs after an interchange.",
     )
     NO_TABLE = _Words(
         "no program read off",
         "{reason}",
-        "No program could be read off it: {reason}.",
+        "No program could be recovered from it: {reason}.",
     )
 
 

@@ -138,7 +138,7 @@ def _front_profile(result: CarryStudyResult) -> Figure:
         caption=(
             f"Mean accuracy (band: worst to best cell) by distance from the front; right of 0 "
             f"{beyond} Shared probe: one for all distances. Last loop's probe: the shared one of "
-            "the last loop, applied to all."
+            "the last loop, applied to all loops."
         ),
         control=(
             "Random labels depend on the last four inputs alone, so a probe can memorise them; "
@@ -170,8 +170,8 @@ def _variables(result: CarryStudyResult) -> Figure:
             "positions before."
         ),
         control=(
-            "Lower panels: random weights and the embedding alone. A variable that is decoded as "
-            "well there is given by the input, not computed."
+            "Lower panels: random weights and the embedding alone. A variable that they "
+            "decode equally well is given by the input, not computed."
         ),
         data=pd.concat(tables, ignore_index=True),
     )
@@ -203,8 +203,8 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
             "to learn."
         ),
         control=(
-            f"Dashed: the front of the {front}, decoded without any cost of learning; random "
-            "weights; random labels."
+            f"Dashed: random weights; random labels; and the {front}, as if all carries behind its "
+            "front were known without learning."
         ),
         data=tidy(lines),
     )

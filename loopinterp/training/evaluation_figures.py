@@ -161,7 +161,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
         worst = ", ".join(map(str, scores.index[scores == scores.min()]))
         text += f" The minimum is {percent(scores.min())}, at length {worst}."
     if good and _has_one_answer(result, distribution):
-        text += " One constant answer is right too, so these inputs are no evidence."
+        text += " One constant answer is right on all of them, so these inputs are no evidence."
         good = None
     return Finding(text, value=f"{scores.min():.2f} exact match", good=good)
 

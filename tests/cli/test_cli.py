@@ -128,7 +128,7 @@ def test_a_prompt_is_shown_on_a_page_of_its_own(command: Command, tmp_path: Path
     assert answer["tokens"] == ["BOS", "1+1", "0+1", "1+0", "0+0"]
     assert answer["page"] == str(page) and page.stat().st_size < 200_000
     said = command("lens", run, "--prompt", "1+1 0+1", "--loops", "2").out
-    assert "has all 2 symbols right" in said and said.endswith(f"{run / 'lens.html'}\n")
+    assert "has all 2 symbols correct" in said and said.endswith(f"{run / 'lens.html'}\n")
     (tmp_path / "notes.html").write_text("mine")
     refused = command("lens", run, "--prompt", "1+1", "--out", tmp_path / "notes.html")
     assert_refused(refused, "output file")

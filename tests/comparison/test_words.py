@@ -129,7 +129,7 @@ def test_indistinguishable_candidates_are_listed_together():
     text = in_words(verdict, TWO)
     assert text.startswith("None of the 2 candidate programs")
     assert "best two, “a” and “b c”, predict 30–34% of 100" in text
-    assert reason_in_words(verdict.reasons[0]) in text
+    assert reason_in_words(verdict.reasons[0]).lower() in text.lower()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_program_offset_is_stated_unless_it_is_plain():
 def test_rivals_with_one_reason_stand_together():
     rivals = [Reason("not_separated", {"program": name}) for name in ("b", "c")]
     verdict = Verdict(identified=None, closest="a", reasons=[Reason("no_effect"), *rivals])
-    assert why_none(verdict).count(";") == 1 and "“b” and “c”" in why_none(verdict)
+    assert why_none(verdict).count(". ") == 2 and "“b” and “c”" in why_none(verdict)
 
 
 def test_a_notebook_shows_the_programs_of_a_verdict_and_its_reasons():

@@ -154,5 +154,5 @@ def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
     assert result.identified == name
     assert result.claim.transitions == 73
     (first, *_) = result.findings()
-    assert f"“{name}”" in first.text
+    assert "“ripple”" in first.text and "carry = carry_at_first" in first.text
     assert "any length" in first.text and "73 transitions" in first.text

@@ -317,7 +317,7 @@ def test_where_two_lenses_are_one_the_findings_say_so() -> None:
         for lens in ("logit", "coda"):
             result = lens_study(transformer(kind), tokens(), lens=lens, n_loops=2)
             texts[kind, lens] = result.findings()[0].text
-            assert ("without a coda" in texts[kind, lens]) == (kind == "plain")
+            assert ("no coda" in texts[kind, lens]) == (kind == "plain")
             name = "logit lens" if lens == "logit" else "model's own readout"
             assert texts[kind, lens].startswith(f"The {name}")
 

@@ -200,13 +200,13 @@ def test_findings_say_when_the_first_example_is_right(batches: list[Batch]) -> N
     task, right = found.findings()
     assert task.text == "Add. 1 sum."
     assert right.text == (
-        "The model has 2 of the 4 symbols right after 1 loop, and all from loop 3 on "
+        "The model has 2 of the 4 symbols correct after 1 loop, and all from loop 3 on "
         "(scored after loop 5)."
     )
     short = explore(model, batch, examples=1, n_loops=3).findings()[-1].text
     assert short.endswith("from loop 3 to 3, the last that is shown (scored after loop 5).")
     easy = explore(model, Addition().encode([(0, 0)], n=4), examples=1).findings()[-1].text
-    assert easy == "The model has all 4 symbols right from loop 0 on (scored after loop 5)."
+    assert easy == "The model has all 4 symbols correct from loop 0 on (scored after loop 5)."
 
 
 def test_words_are_those_of_the_task() -> None:

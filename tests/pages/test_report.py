@@ -265,7 +265,7 @@ def test_of_a_model_of_one_loop_nothing_is_said_of_others(
     text = Reader(render_report(one)).text
     assert "2 layers" in text and "run once" in text
     assert results["explorer"].findings()[-1].text in text
-    said = text.replace(ONE_LOOP, "").replace("right after 1 loop", "").replace("loopinterp", "")
+    said = text.replace(ONE_LOOP, "").replace("correct after 1 loop", "").replace("loopinterp", "")
     said = said.replace("answered after 1 loop;", "")
     assert not re.findall(r".{30}\bloop.{30}", said, flags=re.IGNORECASE)
     assert text.count(ONE_LOOP) == 1  # once for all studies
