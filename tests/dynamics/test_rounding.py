@@ -196,7 +196,8 @@ def test_figures_and_findings_of_a_run_that_converges_to_rounding() -> None:
     run = pretrained_run("addition")
     batch = as_batch(run.task, n=12, batch_size=8)
     result = convergence_study(run.model().bfloat16(), batch, n_loops=40, n_spectral=0)
-    assert 0 < result.to_rounding_share() < result.settled_share() == 1
+    # Which tokens move by roundings alone depends on the processor.
+    assert 0 < result.to_rounding_share() <= result.settled_share() == 1
     first, note, _ = result.findings()
     assert first.good is True and note.value == "bfloat16: 0% decided by rounding"
     (classes,) = (f for f in result.figures() if "Long-run" in f.title)
