@@ -256,7 +256,8 @@ _REFUSALS = {
     "reads-farther": "a step reads more than the left neighbour ({value:.1%} of positions)",
     "starts-differ": "one token starts with different values beside the same neighbour",
     "inconsistent": "equal experiments give different values ({value:.1%})",
-    "below-line": "the interval of {kind} begins at {value:.1%} (length {n}), below {line:.0%}",
+    "below-line": "the share of {kind} predicted may be as low as {value:.1%} (length {n}); "
+    "{line:.0%} is needed",
     "nothing-to-check": "no interchange changes an answer",
 }
 

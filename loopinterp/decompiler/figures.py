@@ -52,8 +52,8 @@ def _(result: Decompilation) -> list[Finding]:
     if result.unexplained:
         left, cell, exits, _, deviate = result.unexplained[0]
         text = (
-            f"Held-out runs leave the table most often at “{cell}” beside “{left}” ({exits} runs; "
-            f"{percent(deviate)} of these transitions deviate)."
+            f"Held-out runs leave the table most often at “{cell}” with “{left}” on its left "
+            f"({exits} runs; {percent(deviate)} of these transitions deviate)."
         )
         findings.append(Finding(text))
     return findings

@@ -90,13 +90,13 @@ def held_ripple(
 
 _HELD_RIPPLES = (
     *(
-        held_ripple(f"ripple_held_{n}", n, doc=f"Carries persist {n} loops without support.")
+        held_ripple(f"ripple_held_{n}", n, doc=f"An unsupported carry lasts {n} loops.")
         for n in (2, 3)
     ),
     held_ripple(
         "ripple_held_by_token",
         {1: 2, 2: 3},
-        doc="Carries persist 2 loops without support at bits (1, 0), 3 at (0, 1), else 1.",
+        doc="An unsupported carry lasts 2 loops at bits (1, 0), 3 at (0, 1), else 1.",
     ),
     held_ripple(
         "ripple_held_where_propagating",

@@ -108,7 +108,7 @@ def test_the_transition_at_which_most_runs_leave_the_table_is_named() -> None:
     found = of_program("ripple_held_2")
     rows = [["1+0: 2", "0+1: 1", 12, 40, 0.3], ["1+0: 2", "1+1: 0", 3, 90, 0.1]]
     *_, last = dataclasses.replace(found, unexplained=rows).findings()
-    assert "“0+1: 1” beside “1+0: 2” (12 runs; 30%" in last.text
+    assert "“0+1: 1” with “1+0: 2” on its left (12 runs; 30%" in last.text
     assert not any("leave the table" in finding.text for finding in found.findings())
 
 
