@@ -93,6 +93,12 @@ class Decompilation(Result, kind="decompilation"):
         """The refusal as a clause; "" if a program is given."""
         return str(Refusal(**self.refused)) if self.refused else ""
 
+    @property
+    def registered(self) -> tuple[str, str]:
+        """Of ``identified``: the registered program, and the initial values if they differ."""
+        name, _, initial = self.identified.partition(" from ")
+        return name, initial
+
     def worst(self, what: str = "whole trajectory") -> xr.DataArray:
         """The estimate at the length at which the program predicts least."""
         agreement = self.data["agreement"].sel(what=what)

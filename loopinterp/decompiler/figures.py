@@ -65,7 +65,7 @@ def _claimed(result: Decompilation) -> str:
         return f"No program is reported: {result.reason}. The closest table has {size}."
     if claim.grade == EXACT and claim.transitions:
         return (
-            f"The model runs {_spell_program(result.identified)} at any length: all "
+            f"The model runs {_spell_program(*result.registered)} at any length: all "
             f"{claim.transitions:,} transitions that a run or an interchange can make were tested. "
             f"Its smallest table has {size}."
         )
@@ -77,9 +77,7 @@ def _claimed(result: Decompilation) -> str:
     return f"{text} at least {percent(1 - claim.at_most)} of interventions of each kind."
 
 
-def _spell_program(identified: str) -> str:
-    """The program that a model runs; the initial values that it has of its own stand apart."""
-    name, _, initial = identified.partition(" from ")
+def _spell_program(name: str, initial: str) -> str:
     if not name:
         return "a program of its own"
     return f"“{name}” (initially {initial})" if initial else f"“{name}”"

@@ -404,7 +404,7 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
     compared, read = by_kind.get("program-comparison"), by_kind.get("decompilation")
     exact = read is not None and read.given and bool(read.claim.transitions)
     # Read off exactly, it is the registered program up to its first guess.
-    program = read.identified.partition(" from ")[0] if read is not None and exact else ""
+    program = read.registered[0] if read is not None and exact else ""
     if compared is not None and len(compared.verdicts) > 1:
         return _of_several(compared)
     if compared is not None and not program and (not exact or compared.verdict.identified):

@@ -14,6 +14,7 @@ from loopinterp.comparison import SpreadPairs, compare_programs
 from loopinterp.comparison.rule import Verdict
 from loopinterp.compiler import compile_program
 from loopinterp.core.results import Result
+from loopinterp.decompiler.decompilation_study import Decompilation
 from loopinterp.dynamics import convergence_study
 from loopinterp.lenses import attention_study
 from loopinterp.pages import RunRecord
@@ -236,6 +237,7 @@ def decompiled(**changes: Any) -> dict[str, Any]:
     one = SimpleNamespace(
         kind="decompilation", data=data, claim=claim, worst=lambda: worst, **fields
     )
+    one.registered = Decompilation.registered.__get__(one)
     return {"d": one}
 
 
