@@ -237,7 +237,8 @@ def decompiled(**changes: Any) -> dict[str, Any]:
     one = SimpleNamespace(
         kind="decompilation", data=data, claim=claim, worst=lambda: worst, **fields
     )
-    one.registered = Decompilation.registered.__get__(one)
+    separate: Any = Decompilation.registered
+    one.registered = separate.__get__(one)
     return {"d": one}
 
 
