@@ -321,7 +321,7 @@ def demo(
         ("analyze_run", {"studies": ["programs"], "length": 2 * cutoff, **quiet}),
     ]
     # These need no other result of the run, and no other needs theirs.
-    independent = ["ground-truth", "decompilation", "local-stability"]
+    independent = ["ground-truth", "decompilation", "local-stability", "reduction"]
     of_run: list[_Call] = [("analyze_run", {"studies": independent, **quiet})]
     with cpu_threads(config.threads):
         with (
