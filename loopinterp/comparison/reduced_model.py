@@ -178,7 +178,7 @@ class Reduction(Result, kind="reduction"):
     - ``accuracy``: share of equal whole answers at each delay (``effective`` pairs, of ``inputs``
       different inputs);
     - ``whole_run``: at all delays;
-    - ``others``: the same for the model that keeps all directions *but* these;
+    - ``others``: the same for the model that keeps all directions *but* these, on every third pair;
     - ``undisturbed``: in clean runs, at all loops, or only at the end.
 
     Attributes:
@@ -298,16 +298,16 @@ def reduction_study(
         (whole_runs, others), clean = np.zeros((2, *shape, 3)), np.zeros((*shape[1:], 3))
         for b, batch in enumerate(held_out):
             run = InterchangeRun(model, _of_each_kind(batch, chosen, pairs, generator))
-            answers = run.interchange()
+            control = InterchangeRun(model, run.pairs[torch.arange(len(run.pairs)) % 3 == 0])
+            answers, of_control = run.interchange(), control.interchange()
+            delays = slice(run.pairs.longest + 1)
             for r, rank in enumerate(kept_ranks):
-                reduced, rest = (
-                    _agreement(run, answers, ReducedModel(model, directions, subset), at_end=at_end)
-                    for subset in (slice(rank), slice(rank, None))
+                reduced = ReducedModel(model, directions, slice(rank))
+                rest = ReducedModel(model, directions, slice(rank, None))
+                counts[:, :, b, r, delays], whole_runs[:, b, r], clean[b, r] = _agreement(
+                    run, answers, reduced, at_end=at_end
                 )
-                counts[:, :, b, r, : run.pairs.longest + 1], whole_runs[:, b, r], clean[b, r] = (
-                    reduced
-                )
-                others[:, b, r] = rest[1]
+                _, others[:, b, r], _ = _agreement(control, of_control, rest, at_end=at_end)
         right, effective, inputs = counts
         return Reduction.of(
             watch,

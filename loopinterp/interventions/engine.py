@@ -157,13 +157,15 @@ class InterchangeRun(ShortRepr):
         return states
 
     @torch.no_grad()
-    def base_states(self, places: Int[Tensor, "pair pos"]) -> Float[Tensor, "pair pos d_model"]:
-        """The base's clean state at some positions, at the loop of the interchange."""
-        pairs = self.pairs
-        states = self.base_state.new_empty(*places.shape, self.base_state.shape[-1])
+    def base_states(
+        self, places: Int[Tensor, "pair pos"], delays: int
+    ) -> Float[Tensor, "pair delay pos d_model"]:
+        """The base's clean states at some positions, at delays 0 .. ``delays`` - 1."""
+        loop = self._loops_read[:, :delays, None].expand(-1, -1, places.shape[1])
+        row, place = self.pairs.base[:, None, None].expand_as(loop), places[:, None].expand_as(loop)
+        states = self.base_state.new_empty(*loop.shape, self.base_state.shape[-1])
         for first, runs in self._runs():
-            row, loop = (x[:, None].expand_as(places) for x in (pairs.base, pairs.loop))
-            _fill(states, first, runs.states, row, loop, places)
+            _fill(states, first, runs.states, row, loop, place)
         return states
 
     @property
@@ -237,12 +239,12 @@ class InterchangeRun(ShortRepr):
 
 
 def _fill(
-    filled: Float[Tensor, "pair site d_model"],
+    filled: Float[Tensor, "pair *site d_model"],
     first: int,
     states: Float[Tensor, "loops input pos d_model"],
-    row: Int[Tensor, "pair site"],
-    loop: Int[Tensor, "pair site"],
-    positions: Int[Tensor, "pair site"],
+    row: Int[Tensor, "pair *site"],
+    loop: Int[Tensor, "pair *site"],
+    positions: Int[Tensor, "pair *site"],
 ) -> None:
     """Fill in the states of pairs whose input is in ``states``, from number ``first`` on."""
     row = row - first

@@ -86,20 +86,25 @@ def learn_subspace(
 
 
 class _Crop:
-    """Differentiable runs; with a window, only of the positions ``first -/+ w * loops``."""
+    """Differentiable runs; with a window, only of the positions that the change reaches.
+
+    A window looks to the left: to the left of the change all states are the clean ones.
+    """
 
     def __init__(self, run: InterchangeRun, delays: int) -> None:
         self.run, self.delays = run, delays
         with torch.no_grad():
             self._iteration = bind(run.model, run.pairs.inputs)
         n_pos, positions = run.pairs.inputs.shape[1], run.pairs.positions
-        around = n_pos if run.reach is None else run.reach * delays
-        first, last = positions.amin(1), positions.amax(1)
+        reach = n_pos if run.reach is None else run.reach
+        self._first, last = positions.amin(1), positions.amax(1)
+        start = (self._first - reach).clamp(min=0)
         # The same width for every pair, [pair, width] positions from its start.
-        self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
-        self._start = (first - around).clamp(min=0, max=n_pos - self._width)
-        every = torch.arange(len(first), device=first.device)
-        self._states = run.base_states(self._places(every))
+        self._width = min(int((last - start).max()) + 1 + reach * (delays - 1), n_pos)
+        self._start = start.clamp(max=n_pos - self._width)
+        every = torch.arange(len(start), device=start.device)
+        # Clean states [pair, delay, width, d_model]; without a window only those at the start.
+        self._clean = run.base_states(self._places(every), 1 if run.reach is None else delays)
 
     def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
         with torch.no_grad():
@@ -139,7 +144,8 @@ class _Crop:
         base = pairs.base[rows, None]
         # Columns of the changed positions within the crop, [pair, site, d_model].
         at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
-        h = self._states[rows].scatter(1, at, state)
+        clean = self._clean[rows].unbind(1)
+        h = clean[0].scatter(1, at, state)
         run, model = self._iteration, self.run.model
         if self.run.reach is None:
             run = run.select(pairs.base[rows])
@@ -153,8 +159,11 @@ class _Crop:
                 context=None,
             )
         # Left of the first changed position a step sees the edge of the crop, not of the run.
-        counts = pairs.asked[base, place] & (place >= pairs.positions[rows].amin(1, keepdim=True))
+        changed = place >= self._first[rows, None]
+        counts = pairs.asked[base, place] & changed
         for delay in range(self.delays):
             if delay:
                 h = run.step_each(h, pairs.loop[rows] + delay - 1)
+                if self.run.reach is not None:
+                    h = torch.where(changed[..., None], h, clean[delay])
             yield run.readout(h), counts & self.run.within[rows, delay, None]

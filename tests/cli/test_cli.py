@@ -1036,8 +1036,8 @@ def demo_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     @contextmanager
     def here(run: Path, parts: Any, *_: Any) -> Iterator[None]:
         yield
-        for name, options in parts:
-            getattr(workflow, name)(run, **options)
+        for part, options in parts:
+            part(run, **options)
 
     monkeypatch.setattr(workflow, "_second_process", here)
     monkeypatch.setattr(workflow, "train_run", train)
