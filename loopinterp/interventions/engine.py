@@ -239,12 +239,12 @@ class InterchangeRun(ShortRepr):
 
 
 def _fill(
-    filled: Float[Tensor, "pair *site d_model"],
+    filled: Float[Tensor, "*place d_model"],
     first: int,
     states: Float[Tensor, "loops input pos d_model"],
-    row: Int[Tensor, "pair *site"],
-    loop: Int[Tensor, "pair *site"],
-    positions: Int[Tensor, "pair *site"],
+    row: Int[Tensor, "*place"],
+    loop: Int[Tensor, "*place"],
+    positions: Int[Tensor, "*place"],
 ) -> None:
     """Fill in the states of pairs whose input is in ``states``, from number ``first`` on."""
     row = row - first
