@@ -28,9 +28,9 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import ENDS, wilson_estimate
 from loopinterp.core.results import load_result
 from loopinterp.interventions import InterchangeRun, engine, learn_subspace
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, Parity
+from loopinterp.zoo import load_pretrained
 
 N = 8
 
@@ -290,14 +290,7 @@ def test_inputs_whose_runs_are_not_all_kept_teach_the_same(ripple, batch, monkey
 
 def test_what_a_change_does_not_reach_teaches_nothing(batch):
     """Within a window only the positions that a change reaches are run."""
-    config = LoopedTransformerConfig(
-        d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2, attention_window=1, positions="relative"
-    )
-    torch.manual_seed(0)
-    model = LoopedTransformer(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
+    model = load_pretrained("addition")
 
     def learned(reach: int | None) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
@@ -307,7 +300,7 @@ def test_what_a_change_does_not_reach_teaches_nothing(batch):
         run = InterchangeRun(model, pairs)
         assert run.reach == 1
         run.reach = reach
-        return learn_subspace(run, 2, steps=8)
+        return learn_subspace(run, 2, steps=20)
 
     assert torch.allclose(learned(1), learned(None), atol=1e-4)
 
