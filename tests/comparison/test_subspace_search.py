@@ -302,7 +302,8 @@ def test_what_a_change_does_not_reach_teaches_nothing():
         run.reach = reach
         return learn_subspace(run, 2, steps=20)
 
-    assert torch.allclose(learned(1), learned(None), atol=1e-4)
+    # The loss is a mean over other positions; a wrong left neighbour differs by 0.005.
+    assert torch.allclose(learned(1), learned(None), atol=2e-3)
 
 
 @pytest.mark.parametrize(
