@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests import runtime_types
+from tests.warm_python import WarmPython
 
 SOURCE = """
 from __future__ import annotations
@@ -110,3 +112,25 @@ def test_the_library_is_loaded_through_the_checks() -> None:
     assert isinstance(loopinterp.core.results.__loader__, runtime_types._Loader)
     with pytest.raises(TypeError, match=r"config_hash\(\).*hint"):
         loopinterp.core.results.config_hash(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_result_is_read_where_the_checks_have_imported_nothing(warm_python: WarmPython) -> None:
+    """Reading one takes the types of its fields, some of which only type checkers import."""
+    code = """
+        import dataclasses, importlib, pkgutil, types, typing
+        import loopinterp, pydantic
+        from loopinterp.core.results import Result
+        for module in pkgutil.walk_packages(loopinterp.__path__, "loopinterp."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+        xr = types.SimpleNamespace(Dataset=typing.Any)
+        for kind, result in Result._kinds.items():
+            hints = typing.get_type_hints(result, localns={"xr": xr})
+            for field in dataclasses.fields(result):
+                if field.name not in ("data", "provenance"):
+                    pydantic.TypeAdapter(hints[field.name])
+            print(kind)
+    """
+    done = warm_python.run("-c", textwrap.dedent(code), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 30

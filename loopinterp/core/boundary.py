@@ -5,6 +5,7 @@ The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import numbers
@@ -187,18 +188,40 @@ def _python_value(value: Any) -> Any:
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The type of an annotation; None for names that only type checkers import."""
+    """The type of an annotation; None if it cannot be told."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
-    names: dict[str, Any] = {"Mapping": Mapping, "Callable": Callable, "Path": Path}
+    names = _Names(Mapping=Mapping, Sequence=Sequence, Callable=Callable, Path=Path)
     if "torch" in sys.modules:
         names["Tensor"] = sys.modules["torch"].Tensor
     names |= getattr(inspect.unwrap(function), "__globals__", {})
     names |= dict.fromkeys(("Bool", "Complex", "Float", "Int", "Integer", "Shaped"), _Shaped)
     try:
-        return eval(annotation, names)
-    except (NameError, TypeError, SyntaxError):  # SyntaxError: jaxtyping's shapes
+        return eval(annotation, {}, names)
+    except (AttributeError, TypeError, SyntaxError):  # SyntaxError: jaxtyping's shapes
         return None
+
+
+class _Names(dict[str, Any]):
+    """Names of an annotation; those that only type checkers import stand for a type unknown."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return _Unknown
+
+
+class _UnknownType(type):
+    def __getattr__(cls, name: str) -> Any:  # a type of a module, as xr.Dataset
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, _: Any) -> Any:
+        return cls
+
+
+class _Unknown(metaclass=_UnknownType): ...
 
 
 class _Shaped:

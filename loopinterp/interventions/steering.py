@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -31,8 +31,6 @@ from loopinterp.interventions.base_and_source import (
 from loopinterp.models.protocol import describe_model, need_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import xarray as xr
     from jaxtyping import Bool, Float
     from torch import Tensor

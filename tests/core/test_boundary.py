@@ -156,6 +156,23 @@ def test_other_classes_are_refused_by_the_arguments_name(name: str, value: Any) 
         _with_values(**{"targets": {}, name: value})
 
 
+@checked
+def _of_unknown_types(
+    models: Mapping[str, LoopedModel],
+    data: xr.Dataset | None = None,
+    lengths: Sequence[int] | Sequence[LoopedModel] = (),
+) -> tuple[Any, ...]:
+    return models, data, lengths
+
+
+def test_a_type_that_only_type_checkers_know_hides_no_other() -> None:
+    """At run time Mapping[str, LoopedModel] is known for a mapping, and no more of it."""
+    assert _of_unknown_types({"a": 3}, 4, "b") == ({"a": 3}, 4, "b")  # type: ignore[arg-type]
+    with pytest.raises(InputError) as refused:
+        _of_unknown_types([3])  # type: ignore[arg-type]
+    assert (refused.value.what, refused.value.expected) == ("models", "a mapping")
+
+
 def test_a_missing_argument_is_named_and_a_type_error_too() -> None:
     with naming("targets", ArgumentError) as caught:
         _with_values(places="each")  # type: ignore[call-arg]
