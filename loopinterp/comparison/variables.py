@@ -116,7 +116,7 @@ def decodability(
             random_model = with_random_weights(model, seed=seed)
         random_weights = None
         if random_model is not None:
-            random_states, _ = states_at(random_model, *places, loops=loops)
+            random_states, _ = states_at(random_model, *places, loops=loops, may_diverge=True)
             random_weights = _accuracy(random_states, labels, train)
         test = labels[:, :, ~train]  # [variable, program_loop, cell]
         return Decodability.of(

@@ -186,6 +186,7 @@ def states_at(
     *,
     loops: Sequence[int],
     batch_size: PositiveInt = 256,
+    may_diverge: bool = False,
 ) -> tuple[Float[Tensor, "loop *place d_model"], Float[Tensor, "*place d_model"]]:
     """States [loop, *place, d_model] and embeddings [*place, d_model] at given places only.
 
@@ -193,6 +194,7 @@ def states_at(
         row: Row of ``inputs`` of each place.
         pos: Position of each place.
         loops: Increasing numbers of loops; 0 is the initial state.
+        may_diverge: States that overflow become 0, from which nothing is read.
     """
     index_of = {loop: index for index, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)
@@ -207,9 +209,12 @@ def states_at(
         r, p = row[here] - start, pos[here]
         bound = bind(model, inputs[start : start + batch_size])
         embedding[here] = bound.e[r, p]
-        for loop, h in bound.run(max(index_of)):
+        for loop, h in bound.run(max(index_of), may_diverge=may_diverge):
             if loop in index_of:
-                states[index_of[loop], here] = h[r, p]
+                h = h[r, p]  # [place, d_model]
+                if may_diverge:
+                    h = torch.where(h.isfinite().all(-1, keepdim=True), h, 0)
+                states[index_of[loop], here] = h
     return states, embedding
 
 

@@ -212,8 +212,9 @@ def carry_study(
         short = draw(n_short, min(n_short - 2, max_chain), n_train)
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)  # type: ignore[type-var]
-        trained, e = states_at(model, sample.inputs, sample.row, sample.pos, loops=steps)
-        random, _ = states_at(random_model, sample.inputs, sample.row, sample.pos, loops=steps)
+        places = sample.inputs, sample.row, sample.pos
+        trained, e = states_at(model, *places, loops=steps)
+        random, _ = states_at(random_model, *places, loops=steps, may_diverge=True)
         short_states, _ = states_at(model, short.inputs, short.row, short.pos, loops=steps)
         split = 2 * n_train  # samples before it are trained on, the others scored
         # Random labels are fixed by the local input, and the same in training and test.

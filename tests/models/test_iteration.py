@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,23 @@ def test_states_at_chosen_places(batch_size: int, generator: torch.Generator) ->
         torch.testing.assert_close(e, model.embed(inputs)[row, pos])
     torch.testing.assert_close(states, expected[[0, 2, 5]][:, row, pos], atol=1e-5, rtol=1e-5)
     assert not states.requires_grad
+
+
+def test_states_that_overflow_say_nothing_where_they_may() -> None:
+    model: Any = SimpleNamespace(
+        embed=lambda x: x,
+        initial_state=torch.clone,
+        readout=torch.clone,
+        step=lambda h, e: h * e,
+    )
+    x = torch.tensor([2.0, 1e15]).expand(1, 1, 2).repeat(2, 1, 1)
+    x[1] = 3
+    each = torch.arange(2)
+    given: Any = (x, each, PLACE.expand(2))
+    states, _ = states_at(model, *given, loops=[1, 3], may_diverge=True)
+    assert states.tolist() == [[[4, pytest.approx(1e30)], [9, 9]], [[0, 0], [81, 81]]]
+    with pytest.raises(InputError):
+        states_at(model, *given, loops=[1, 3])
 
 
 @pytest.mark.usefixtures("no_type_checks")
