@@ -15,7 +15,7 @@ from loopinterp import zoo
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.results import SUFFIX, config_hash, load_result
-from loopinterp.core.run_files import Owner, spell_mismatch
+from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner, spell_mismatch
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import (
     digest_tensors,
@@ -39,7 +39,6 @@ from loopinterp.tasks import get_task
 from loopinterp.tasks.sampling import MOST_TOKENS, check_size, longest_length, need_task
 from loopinterp.tasks.task import digest_file, task_files
 from loopinterp.training import Run
-from loopinterp.training.run import CONFIG, IN_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -141,6 +141,7 @@ def spell_mismatch(mismatch: Mismatch) -> str:
 
 
 CONFIG = "config.json"  # a folder with this file is a run
+IN_MEMORY = "in_memory"  # entry of config.json for a model whose weights are elsewhere
 MADE = "made.json"
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loopinterp.comparison.words import plain, share_range
+from loopinterp.core.run_files import IN_MEMORY
 from loopinterp.core.text import percent
 from loopinterp.tasks import get_task, list_tasks
 
@@ -281,9 +282,9 @@ def introduction(record: RunRecord) -> str:
         >>> introduction(RunRecord(name="x", config={"task": "addition"}, n_parameters=50_766))
         'A 51k-parameter looped transformer, trained to add binary numbers.'
     """
-    kind = "transformer" if record.depth == 1 else "looped transformer"
-    if record.origin.startswith("given"):  # whatever has the four methods
-        kind = kind.replace("transformer", "model")
+    # Whatever has the four methods, or one that the package built.
+    built = record.config.get(IN_MEMORY, "LoopedTransformer") == "LoopedTransformer"
+    kind = ("" if record.depth == 1 else "looped ") + ("transformer" if built else "model")
     size = _in_thousands(record.n_parameters)
     start = f"A {size}-parameter {kind}" if size else f"A {kind}"
     # What a model of the task learns to do; a task of a user's own may need settings.

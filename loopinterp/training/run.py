@@ -15,6 +15,7 @@ from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import (
     CONFIG,
+    IN_MEMORY,
     Mismatch,
     Owner,
     Seal,
@@ -47,7 +48,6 @@ MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
 _SNAPSHOTS = "snapshots"
-IN_MEMORY = "in_memory"  # entry of config.json for a model whose weights are elsewhere
 
 
 class UnsealedRunWarning(UserWarning):

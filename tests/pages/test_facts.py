@@ -310,6 +310,15 @@ def test_a_task_that_is_not_known_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("in_memory", "kind"),
+    [("LoopedTransformer", "looped transformer"), ("Wrapped", "looped model")],
+)
+def test_a_model_of_another_class_may_be_no_transformer(in_memory: str, kind: str) -> None:
+    config = {"in_memory": in_memory, "origin": "made by hand", "task": "parity"}
+    assert introduction(RunRecord(name="x", config=config)).startswith(f"A {kind}, made by hand")
+
+
+@pytest.mark.parametrize(
     ("n", "size"), [(812, "812"), (50_766, "51k"), (1_234_567, "1.2M"), (2_600_000_000, "2.6B")]
 )
 def test_sizes(n: int, size: str) -> None:
