@@ -98,13 +98,13 @@ class _Crop:
         n_pos, positions = run.pairs.inputs.shape[1], run.pairs.positions
         reach = n_pos if run.reach is None else run.reach
         self._first, last = positions.amin(1), positions.amax(1)
-        start = (self._first - reach).clamp(min=0)
+        self._start = (self._first - reach).clamp(min=0)
         # The same width for every pair, [pair, width] positions from its start.
-        self._width = min(int((last - start).max()) + 1 + reach * (delays - 1), n_pos)
-        self._start = start.clamp(max=n_pos - self._width)
-        every = torch.arange(len(start), device=start.device)
-        # Clean states [pair, delay, width, d_model]; without a window only those at the start.
-        self._clean = run.base_states(self._places(every), 1 if run.reach is None else delays)
+        self._width = min(int((last - self._start).max()) + 1 + reach * (delays - 1), n_pos)
+        places = self._places(torch.arange(len(self._start), device=self._start.device))
+        self._states = run.base_states(places, 1)[:, 0]
+        # Clean states to the left of the change, [pair, delay, reach, d_model].
+        self._before = None if run.reach is None else run.base_states(places[:, :reach], delays)
 
     def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
         with torch.no_grad():
@@ -135,7 +135,9 @@ class _Crop:
         return torch.stack(losses).mean()
 
     def _places(self, rows: Int[Tensor, " pair"]) -> Int[Tensor, "pair pos"]:
-        return self._start[rows, None] + torch.arange(self._width, device=rows.device)
+        """Positions from the start on; past the end the last one again, which none looks at."""
+        places = self._start[rows, None] + torch.arange(self._width, device=rows.device)
+        return places.clamp(max=self.run.pairs.inputs.shape[1] - 1)
 
     def _logits(
         self, rows: Int[Tensor, " pair"], state: Tensor
@@ -144,8 +146,7 @@ class _Crop:
         base = pairs.base[rows, None]
         # Columns of the changed positions within the crop, [pair, site, d_model].
         at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
-        clean = self._clean[rows].unbind(1)
-        h = clean[0].scatter(1, at, state)
+        h = self._states[rows].scatter(1, at, state)
         run, model = self._iteration, self.run.model
         if self.run.reach is None:
             run = run.select(pairs.base[rows])
@@ -161,9 +162,13 @@ class _Crop:
         # Left of the first changed position a step sees the edge of the crop, not of the run.
         changed = place >= self._first[rows, None]
         counts = pairs.asked[base, place] & changed
+        counts[:, 1:] &= place[:, 1:] > place[:, :-1]
         for delay in range(self.delays):
             if delay:
                 h = run.step_each(h, pairs.loop[rows] + delay - 1)
-                if self.run.reach is not None:
-                    h = torch.where(changed[..., None], h, clean[delay])
+                if self._before is not None:
+                    clean = self._before[rows, delay]  # [pair, reach, d_model]
+                    edge, rest = h.tensor_split([clean.shape[1]], dim=1)
+                    edge = torch.where(changed[:, : edge.shape[1], None], edge, clean)
+                    h = torch.cat([edge, rest], dim=1)
             yield run.readout(h), counts & self.run.within[rows, delay, None]
