@@ -70,12 +70,12 @@ def faults_of_accessibility(page: Page) -> list[tuple[str, list[str]]]:
     return [(one["id"], [str(node["target"]) for node in one["nodes"]]) for one in found]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(synthetic.write_run(tmp_path_factory.mktemp("browser") / "demo"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
@@ -122,7 +122,7 @@ class Opener:
         return self._drawn[width, scheme]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def opener(browser: Browser, report_path: Path) -> Opener:
     return Opener(browser, report_path)
 
