@@ -310,12 +310,15 @@ class _Cells:
         half = self.label.shape[1] // 2
         return majority_accuracy(self.label[:, :half], self.label[:, half:])
 
-    def probe(self, model: LoopedModel, n_loops: int) -> Float[np.ndarray, "loop distance"]:
+    def probe(
+        self, model: LoopedModel, n_loops: int, *, may_diverge: bool = False
+    ) -> Float[np.ndarray, "loop distance"]:
         """Held-out accuracy of one probe for each loop and distance."""
         half = self.label.shape[1] // 2
         loops = range(n_loops + 1)
         # [loop, distance, sample, d_model]
-        states, _ = states_at(model, self.inputs, self.row, self.pos, loops=loops)
+        places = self.inputs, self.row, self.pos
+        states, _ = states_at(model, *places, loops=loops, may_diverge=may_diverge)
         probe = RidgeProbe().fit(states[..., :half, :], self.label[:, :half])
         return probe.score(states[..., half:, :], self.label[:, half:]).cpu().numpy()
 
@@ -343,7 +346,7 @@ class _Measures:
             "exact_match": evaluation["exact_match"].isel(extra_loop=0).values,
             "loop_exact_match": evaluation["loop_exact_match"].sel({ESTIMATE: "value"}).values,
             "probe": self.cells.probe(model, self.n_loops),
-            "probe_random": self.cells.probe(control, self.n_loops),
+            "probe_random": self.cells.probe(control, self.n_loops, may_diverge=True),
             **self._convergence(model, kind),
         }
         if self.programs:

@@ -211,11 +211,14 @@ def states_at(
         embedding[here] = bound.e[r, p]
         for loop, h in bound.run(max(index_of), may_diverge=may_diverge):
             if loop in index_of:
-                h = h[r, p]  # [place, d_model]
-                if may_diverge:
-                    h = torch.where(h.isfinite().all(-1, keepdim=True), h, 0)
-                states[index_of[loop], here] = h
+                here_now = h[r, p]  # [place, d_model]
+                states[index_of[loop], here] = finite_or_zero(here_now) if may_diverge else here_now
     return states, embedding
+
+
+def finite_or_zero(states: Float[Tensor, "*place width"]) -> Float[Tensor, "*place width"]:
+    """States, with 0 in place of those that overflowed: nothing is read from them."""
+    return torch.where(states.isfinite().all(-1, keepdim=True), states, 0)
 
 
 def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:

@@ -17,6 +17,7 @@ from loopinterp.core.errors import InputError, check_integer, describe_tensor, n
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.models.iteration import finite_or_zero
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
@@ -151,7 +152,7 @@ def probe_study(
         with torch.no_grad():
             e = model.embed(inputs)
         trained = _activations(model, inputs, sites, n_loops)
-        random = _activations(random_model, inputs, sites, n_loops)
+        random = [finite_or_zero(x) for x in _activations(random_model, inputs, sites, n_loops)]
         with_control = torch.cat([labels[None], control])  # [draw, target, loop, batch, pos]
         scores = np.stack(
             [_scores(probe, x, with_control, halves) for x in track(trained, "probes")], 2

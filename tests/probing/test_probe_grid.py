@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -242,6 +243,20 @@ def test_shuffled_weights_keep_their_values_and_lose_their_places() -> None:
 
 
 @pytest.mark.usefixtures("no_type_checks")
+def test_a_control_that_overflows_is_a_constant() -> None:
+    """Shuffled, the weights of a compiled model may let its state grow without end."""
+    model = compile_program("lookahead", max_length=24).model
+    batch = Addition().sample(22, batch_size=16, seed=0)
+    targets = {"answer": batch.targets}
+    with torch.no_grad():
+        _, cache = with_random_weights(model, seed=0).run_with_cache(batch.inputs, n_loops=12)
+    assert not cache.stack("hook_state_post")[-1].isfinite().any()
+    result = probe_study(model, batch.inputs, targets, n_loops=12)
+    last = result.data.isel(loop=-1)
+    np.testing.assert_allclose(last["random_model"].squeeze(), last["majority"].squeeze())
+    assert bool((last["accuracy"] > last["majority"]).all())
+
+
 def test_only_modules_have_weights_to_shuffle() -> None:
     with pytest.raises(InputError, match="random_model="):
         with_random_weights(object(), seed=0)  # type: ignore[type-var]
