@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -395,9 +396,9 @@ def _attention(session: Session) -> Result:
 def _ground_truth(session: Session) -> Result:
     """Do the tools find the known circuits of compiled models?"""
     disguises = (compiler.distract, compiler.permute, compiler.rotate)
-    known_programs = session.programs()
+    stock = session.programs()
     known = benchmark.known_models(
-        known_programs[:: -(-len(known_programs) // 6)],  # six at most take half a minute
+        stock[:: math.ceil(len(stock) / 6)],  # six at most take half a minute
         n=_readable_length(session, 5, 14) or 2,  # long enough to see every loop
         examples=128,
         disguises=[partial(disguise, seed=session.seed) for disguise in disguises],

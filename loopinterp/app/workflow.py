@@ -307,17 +307,18 @@ def demo(
     config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
     comparison, finite_folder = Path(out) / "comparison.html", Path(out) / "finite-state"
-    for page in (Path(out) / "report.html", finite_folder / "report.html", comparison):
+    finite_page = finite_folder / "report.html"
+    for page in (Path(out) / "report.html", finite_page, comparison):
         pages.need_page(page)  # refused before minutes are spent
     finite = zoo.pretrained_run("addition-finite", finite_folder).folder
     shared: dict[str, Any] = {"seed": config.seed, "progress": progress}
     # 100 examples for each length tell 1.0 from .96, in half a minute at 144 positions.
-    samples = {"samples": 100, **shared}
+    samples = {"samples": 100}
     quiet = {"seed": config.seed, "progress": False}
     cutoff = training.Run.load(finite).cutoff
     # Of the finite-state model what takes a minute: its answers, and at one length its program.
     of_finite: list[_Call] = [
-        (evaluate_run, {"lengths": [cutoff, 2 * cutoff, 4 * cutoff], **quiet, "samples": 100}),
+        (evaluate_run, {"lengths": [cutoff, 2 * cutoff, 4 * cutoff], **quiet, **samples}),
         (analyze_run, {"studies": ["explorer", "convergence", "decompilation"], **quiet}),
         (analyze_run, {"studies": ["programs"], "length": 2 * cutoff, **quiet}),
         (pages.write_report, {}),
@@ -332,7 +333,7 @@ def demo(
         ):
             run = train_run(config, out, progress=progress)
         with _second_process(run.folder, of_run, stages, ", ".join(independent)):
-            evaluate_run(run.folder, **samples)
+            evaluate_run(run.folder, **samples, **shared)
             analyze_run(run.folder, exclude=independent, **shared)
     # The command that gives this run again.
     flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
@@ -342,7 +343,7 @@ def demo(
     with stages.stage("report", "one HTML file each"):
         return DemoPages(
             report=pages.write_report(run.folder),
-            finite=finite_folder / "report.html",
+            finite=finite_page,
             comparison=pages.write_comparison([finite, run.folder], comparison),
         )
 

@@ -159,15 +159,16 @@ class _Crop:
                 readout=model.readout,
                 context=None,
             )
-        # Left of the first changed position a step sees the edge of the crop, not of the run.
+        # Left of the first changed position nothing changes.
         changed = place >= self._first[rows, None]
         counts = pairs.asked[base, place] & changed
-        counts[:, 1:] &= place[:, 1:] > place[:, :-1]
+        counts[:, 1:] &= place[:, 1:] > place[:, :-1]  # past the end the last position again
         for delay in range(self.delays):
             if delay:
                 h = run.step_each(h, pairs.loop[rows] + delay - 1)
                 if self._before is not None:
                     clean = self._before[rows, delay]  # [pair, reach, d_model]
+                    # There a step saw the edge of the crop, not of the run.
                     edge, rest = h.tensor_split([clean.shape[1]], dim=1)
                     edge = torch.where(changed[:, : edge.shape[1], None], edge, clean)
                     h = torch.cat([edge, rest], dim=1)

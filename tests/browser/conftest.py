@@ -77,6 +77,7 @@ def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
+    """One for each file: pages that all its tests share go on playing until it ends."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
