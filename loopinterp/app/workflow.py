@@ -7,8 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,9 +24,10 @@ from loopinterp.app.study import spell_skip
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, spell_error
 from loopinterp.core.progress import Stages
-from loopinterp.core.results import SUFFIX
-from loopinterp.core.run_files import record_how_it_was_made
+from loopinterp.core.results import SUFFIX, load_result
+from loopinterp.core.run_files import MADE, record_how_it_was_made
 from loopinterp.core.settings import Seed
+from loopinterp.core.storage import read_json
 
 if TYPE_CHECKING:
     from loopinterp.app.study import Skip, Study
@@ -256,34 +257,48 @@ class DemoPages:
     comparison: Path
 
 
-_Call = tuple["Callable[..., object]", dict[str, Any]]
-"""A public function and its options, without the run."""
+class _SecondProcess:
+    """Calls public functions on runs in a second process, one after the other.
 
-
-@contextmanager
-def _second_process(run: Path, calls: Sequence[_Call], stages: Stages, name: str) -> Iterator[None]:
-    """Call functions on a run in a second process, while the block runs.
-
-    If they fail there, they are called again here to raise the error.
+    If one fails there, :meth:`wait` calls them all again here, to raise the error.
     """
-    code = (
-        "import json, sys; from pkgutil import resolve_name; run, calls = sys.argv[1:]\n"
-        "for name, options in json.loads(calls): resolve_name(name)(run, **options)"
+
+    _code = (
+        "import json, sys; from pkgutil import resolve_name\n"
+        "for line in sys.stdin:\n"
+        "    name, run, options = json.loads(line); resolve_name(name)(run, **options)"
     )
-    named = [(f"{f.__module__}:{f.__qualname__}", options) for f, options in calls]
-    command = [sys.executable, "-c", code, str(run), json.dumps(named)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield
-            with stages.stage(name, "waiting for the second process"):
-                failed = process.wait() != 0
-        except BaseException:
-            process.kill()
-            raise
-    if failed:
-        for function, options in calls:
-            function(run, **options)
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable[..., object], Path, dict[str, Any]]] = []
+        how: Any = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        how["env"] = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen([sys.executable, "-c", self._code], **how)
+
+    def call(self, function: Callable[..., object], run: Path, **options: Any) -> None:
+        self._calls.append((function, run, options))
+        name = f"{function.__module__}:{function.__qualname__}"
+        with suppress(BrokenPipeError):  # it has ended with an error, which `wait` finds
+            print(json.dumps([name, str(run), options]), file=self._process.stdin, flush=True)
+
+    def wait(self) -> None:
+        self._process.communicate()
+        if self._process.returncode:
+            for function, run, options in self._calls:
+                function(run, **options)
+
+    def __enter__(self) -> _SecondProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:  # closes its stream, and waits for its end
+            self._process.kill()
+
+
+def _share(study: str, run: Path, other: Path) -> None:
+    """Save the result of a study that asks about the task alone for another run of the task."""
+    open_run(other).save(load_result(open_run(run).own_file(study)), study)
+    record_how_it_was_made(other, seconds={study: read_json(run / MADE)["stages"][study]})
 
 
 def demo(
@@ -316,25 +331,24 @@ def demo(
     samples = {"samples": 100}
     quiet = {"seed": config.seed, "progress": False}
     cutoff = training.Run.load(finite).cutoff
-    # Of the finite-state model what takes a minute: its answers, and at one length its program.
-    of_finite: list[_Call] = [
-        (evaluate_run, {"lengths": [cutoff, 2 * cutoff, 4 * cutoff], **quiet, **samples}),
-        (analyze_run, {"studies": ["explorer", "convergence", "decompilation"], **quiet}),
-        (analyze_run, {"studies": ["programs"], "length": 2 * cutoff, **quiet}),
-        (pages.write_report, {}),
-    ]
     # These need no other result of the run, and no other needs theirs.
-    independent = ["ground-truth", "decompilation", "reduction", "wavefront"]
-    of_run: list[_Call] = [(analyze_run, {"studies": independent, **quiet})]
-    with cpu_threads(config.threads):
-        with (
-            _second_process(finite, of_finite, stages, "finite-state"),
-            stages.stage("train", f"{config.steps} steps on {config.task}"),
-        ):
+    independent = ["decompilation", "reduction", "wavefront"]
+    with cpu_threads(config.threads), _SecondProcess() as second:
+        # Of the finite-state model what takes a minute: its answers, and at one length its program.
+        lengths = [cutoff, 2 * cutoff, 4 * cutoff]
+        studies = ["explorer", "convergence", "decompilation", "ground-truth"]
+        second.call(evaluate_run, finite, lengths=lengths, **quiet, **samples)
+        second.call(analyze_run, finite, studies=studies, **quiet)
+        second.call(analyze_run, finite, studies=["programs"], length=2 * cutoff, **quiet)
+        second.call(pages.write_report, finite)
+        with stages.stage("train", f"{config.steps} steps on {config.task}"):
             run = train_run(config, out, progress=progress)
-        with _second_process(run.folder, of_run, stages, ", ".join(independent)):
-            evaluate_run(run.folder, **samples, **shared)
-            analyze_run(run.folder, exclude=independent, **shared)
+        second.call(analyze_run, run.folder, studies=independent, **quiet)
+        evaluate_run(run.folder, **samples, **shared)
+        analyze_run(run.folder, exclude=[*independent, "ground-truth"], **shared)
+        with stages.stage(", ".join(independent), "waiting for the second process"):
+            second.wait()
+        _share("ground-truth", finite, run.folder)
     # The command that gives this run again.
     flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -1033,13 +1032,13 @@ def demo_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return part
 
-    @contextmanager
-    def here(run: Path, parts: Any, *_: Any) -> Iterator[None]:
-        yield
-        for part, options in parts:
-            part(run, **options)
+    class Here(workflow._SecondProcess):
+        """Calls in this process, when they are waited for."""
 
-    monkeypatch.setattr(workflow, "_second_process", here)
+        _code = "raise SystemExit(1)"
+
+    monkeypatch.setattr(workflow, "_SecondProcess", Here)
+    monkeypatch.setattr(workflow, "_share", lambda *_: None)
     monkeypatch.setattr(workflow, "train_run", train)
     monkeypatch.setattr(workflow, "evaluate_run", seed_of("evaluate"))
     monkeypatch.setattr(workflow, "analyze_run", seed_of("analyze"))
