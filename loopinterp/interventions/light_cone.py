@@ -220,10 +220,13 @@ class LightCone:
         if context.rotation is not None:
             cos, sin = context.rotation
             context = replace(context, rotation=(cos[place][:, None], sin[place][:, None]))
-        bias = None
+        back = torch.arange(window + 1, device=place.device)[:, None, None, None]
+        # [distance, row, head, pos]: no key lies before position 0.
+        barred = place[:, None] < back
+        bias = torch.zeros_like(barred, dtype=self.states.dtype).masked_fill(barred, float("-inf"))
         if context.mask is not None:  # the bias depends on the distance alone: [head, distance]
-            bias = context.mask[0, :, -1].flip(-1)[:, : window + 1]
-        attend = partial(attend_near, window=window, bias=bias, first=place[:, 0])
+            bias = bias + context.mask[0, :, -1].flip(-1)[:, : window + 1].T[:, None, :, None]
+        attend = partial(attend_near, bias=bias)
         layers = ([x[loop, row, near] for x in both] for both in self._by_layer)
         recalling = _recalling(layers)
         return replace(context, mask=None, is_causal=False, remember=recalling, attend=attend)

@@ -15,7 +15,7 @@ from loopinterp.models.taps import SILENT, Tap
 from loopinterp.models.weights import LinearMap, change_of, weights_of, with_weights
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models.config import LoopedTransformerConfig
@@ -173,6 +173,11 @@ def _windowed_attention(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Attention over the keys of each block, whose ``mask`` is a bias that bars padding too."""
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
+    if window <= _NARROW:
+        # Key j of a block lies i + window - j before query i: [distance, block, head, length].
+        bias = torch.stack([mask.diagonal(window - back, -2, -1) for back in range(window + 1)])
+        bias = bias.transpose(1, 2).flatten(2)[:, None, :, :n_pos]  # [distance, 1, head, pos]
+        return attend_near(q, *(F.pad(x, (0, 0, window, 0)) for x in (k, v)), bias)
     behind = n_blocks * length - n_pos
 
     def blocks(x: Tensor, before: int) -> Tensor:  # [batch, block, head, before + length, d_head]
@@ -185,37 +190,27 @@ def _windowed_attention(
     return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
 
 
-NEAR = 8  # widest window for which attend_near is quicker in a light cone
+# Widest windows for which attend_near is quicker: than blocks, and in a light cone.
+_NARROW, NEAR = 4, 8
 
 
 def attend_near(
     q: Float[Tensor, "batch head pos d_head"],
     k: Float[Tensor, "batch head key d_head"],
     v: Float[Tensor, "batch head key d_head"],
-    *,
-    window: int,
-    bias: Float[Tensor, "#head distance"] | None,
-    first: Int[Tensor, " batch"],
+    bias: Float[Tensor, "#distance #batch #head #pos"],
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Attention of few positions within a narrow causal window, distance by distance.
+    """Attention within a narrow causal window, distance by distance.
 
     Args:
-        k: Keys of the ``window`` positions before the first query, and of the queries' positions.
-        bias: Added to the scores of each distance 0 .. window.
-        first: Position of the first query of each example; keys before 0 are barred.
+        k: Keys of as many positions before the first query as the window is wide, and of the
+            queries' positions.
+        bias: Added to the scores of each distance 0 .. window; minus infinity where barred.
     """
-    n_pos, q = q.shape[2], q * q.shape[-1] ** -0.5
-    # The keys at each distance back, for all queries at once: [distance, batch, head, pos].
+    n_pos, window, q = q.shape[2], len(bias) - 1, q * q.shape[-1] ** -0.5
+    # The keys at each distance back, for all queries at once.
     shifts = [slice(window - back, window - back + n_pos) for back in range(window + 1)]
-    scores = torch.stack([(q * k[:, :, shift]).sum(-1) for shift in shifts])
-    if bias is not None:
-        # [distance, 1, head, 1]: the same bias for every example and position.
-        scores = scores + bias.T[:, None, :, None]
-    if bool((first < window).any()):
-        # A query at place p has no key at a distance beyond p.
-        place = first[:, None] + torch.arange(n_pos, device=q.device)
-        back = torch.arange(window + 1, device=q.device)[:, None, None]
-        scores = scores.masked_fill((place < back)[:, :, None], float("-inf"))
+    scores = torch.stack([(q * k[:, :, shift]).sum(-1) for shift in shifts]) + bias
     pattern = scores.softmax(0)[..., None]  # [distance, batch, head, pos, 1]
     # The mean of the values, distance by distance: [batch, head, pos, d_head].
     z = pattern[0] * v[:, :, shifts[0]]

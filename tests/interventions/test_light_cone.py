@@ -231,7 +231,9 @@ def test_attention_distance_by_distance_is_that_under_the_mask(window):
         k, v = (x[each, :, held.clamp(min=0)].transpose(1, 2) for x in (k, v))
         q = q[each, :, held[:, window:]].transpose(1, 2)
         assert context.mask is not None
-        bias = context.mask[0, :, -1].flip(-1)[:, : window + 1]
-        output = attend_near(q, k, v, window=window, bias=bias, first=start)
+        bias = context.mask[0, :, -1].flip(-1)[:, : window + 1].T[:, None, :, None]
+        # [distance, row, head, pos]: no key lies before position 0.
+        barred = held[:, None, window:] < torch.arange(window + 1)[:, None, None, None]
+        output = attend_near(q, k, v, bias.masked_fill(barred, float("-inf")))
         expected = full[each, :, held[:, window:]].transpose(1, 2)
     torch.testing.assert_close(output, expected)
