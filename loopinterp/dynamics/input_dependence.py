@@ -18,7 +18,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.fixed_point import find_fixed_point
-from loopinterp.dynamics.jacobian import jvp
+from loopinterp.dynamics.jacobian import Linearised, jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
 from loopinterp.dynamics.rounding import limit_study
@@ -200,8 +200,9 @@ def limit_sensitivity(
         change[each, source] = direction.to(size) * size
         into = jvp(lambda e, some=some, h=here: some.advance(h, e, some.context), some.e, change)
         # (I - J)^-1 into is the fixed point of x -> J x + into.
+        linear = Linearised(some.step, here)
         response = find_fixed_point(
-            lambda x, some=some, h=here, into=into: jvp(some.step, h, x) + into,
+            lambda x, linear=linear, into=into: linear.push(x) + into,
             into,
             solver=Anderson(),
             tol=tol,

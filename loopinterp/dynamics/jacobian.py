@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -132,6 +132,57 @@ def _load_forward_mode() -> None:
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
 
 
+class Linearised:
+    r"""The Jacobian of a step at one state, for many products.
+
+    The step is run once. :math:`J^\top u` is a backward pass through its graph. As it is linear in
+    u, :math:`J v` is a backward pass through the graph of that pass.
+    What cannot be differentiated twice backwards is pushed forward, one run for each product.
+    """
+
+    def __init__(self, step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."]) -> None:
+        self.step, self.h = step, h.detach()
+
+    def push(self, v: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """``J v``."""
+        if self._twice is not None:
+            u, gradient = self._twice
+            try:
+                return torch.autograd.grad(gradient, u, v, retain_graph=True)[0]
+            except RuntimeError:  # its gradient has no derivative
+                self._twice = None
+        return push_forward(self.step, self.h, v)[1]
+
+    def pull(self, u: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """``J^T u``."""
+        h, after = self._once
+        try:
+            return torch.autograd.grad(after, h, u, retain_graph=True)[0]
+        except RuntimeError as error:
+            raise _not_differentiable(error, "backwards") from error
+
+    @property
+    def after(self) -> Float[Tensor, "batch ..."]:
+        return self._once[1].detach()
+
+    @cached_property
+    def _once(self) -> tuple[Tensor, Tensor]:
+        with recording_gradients(), _differentiable_kernels():
+            h = self.h.clone().requires_grad_()
+            return h, self.step(h)
+
+    @cached_property
+    def _twice(self) -> tuple[Tensor, Tensor] | None:
+        try:
+            h, after = self._once
+            u = torch.zeros_like(after, requires_grad=True)
+            with recording_gradients(), _differentiable_kernels():
+                (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
+        except RuntimeError:  # an operation has no such derivative, or the step itself is wrong
+            return None
+        return u, gradient
+
+
 def dense_jacobian(
     step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."]
 ) -> Float[Tensor, "batch size size"]:
@@ -140,7 +191,8 @@ def dense_jacobian(
     Entry ``[b, i, j]`` is the derivative of component ``i`` after the loop by ``j`` before it.
     """
     units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])  # [size, *state]
-    columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]  # J e_j
+    linear = Linearised(step, h)
+    columns = [linear.push(unit.expand_as(h).contiguous()).flatten(1) for unit in units]  # J e_j
     return torch.stack(columns, dim=-1)
 
 
@@ -188,6 +240,7 @@ class JacobianOperator(ShortRepr):
         fix = "Differentiate at a fixed point of a run that does not diverge."
         check_finite_state(h, "state", fix=fix)
         self.step, self.h, self.positions = step, h.detach(), positions
+        self.linear = Linearised(step, h)
         self.mask = position_mask(h, positions)
         self.like = self.h.flatten(1) if h.ndim > 1 else self.h[:, None]
         self.sizes = torch.full((len(h),), self.like.shape[1])
@@ -218,14 +271,12 @@ class JacobianOperator(ShortRepr):
     def product(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         self.n_products += 1
         tangent = _masked(v.reshape(self.h.shape), self.mask)
-        pushed = push_forward(self.step, self.h, tangent)[1]
-        return _masked(pushed, self.mask).reshape(self.like.shape)
+        return _masked(self.linear.push(tangent), self.mask).reshape(self.like.shape)
 
     def transposed_product(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         self.n_products += 1
         cotangent = _masked(u.reshape(self.h.shape), self.mask)
-        pulled = vjp(self.step, self.h, cotangent)
-        return _masked(pulled, self.mask).reshape(self.like.shape)
+        return _masked(self.linear.pull(cotangent), self.mask).reshape(self.like.shape)
 
     def random_vector(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
         drawn = torch.randn(self.like.shape, generator=generator, dtype=torch.float64)

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.core.settings import Settings, settings
-from loopinterp.dynamics.jacobian import jvp
+from loopinterp.dynamics.jacobian import Linearised
 from loopinterp.dynamics.krylov import orthogonalise
 from loopinterp.dynamics.measures import share_of_size
 
@@ -366,13 +366,13 @@ class NewtonKrylov(Settings, Solver):
         basis[:, 0] = torch.where(unmet[:, None], g / state.gap[:, None].to(g), 0)
         hessenberg = torch.zeros(len(g), most + 1, most, dtype=torch.float64)
         answer = torch.zeros(len(g), most, dtype=torch.float64)  # d in the basis
-        products = torch.zeros_like(state.evaluations)
+        products, linear = torch.zeros_like(state.evaluations), Linearised(f, state.x)
         for k in range(most):
             if not unmet.any():
                 break
             products += unmet
             v = basis[:, k].to(state.x)
-            w = _at_least_single(v) - _at_least_single(jvp(f, state.x, v))
+            w = _at_least_single(v) - _at_least_single(linear.push(v))
             w = torch.where(unmet[:, None], w, 0).nan_to_num(0, 0, 0)
             unit, coefficients, norm = orthogonalise(basis[:, : k + 1], w)
             basis[:, k + 1] = unit

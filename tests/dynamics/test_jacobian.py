@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from loopinterp.core.errors import InputError
 from loopinterp.dynamics import dense_jacobian, jvp, spectral_radius, vjp
-from loopinterp.dynamics.jacobian import JacobianOperator
+from loopinterp.dynamics.jacobian import JacobianOperator, Linearised
 from tests.dynamics.toys import TRANSFORMERS, linear, random_state, small_transformer
 
 
@@ -97,6 +99,60 @@ def test_both_products_against_the_dense_jacobian(options: dict[str, object]) ->
     torch.testing.assert_close(jvp(step, h, v), forward)
     torch.testing.assert_close(vjp(step, h, v), back)
     assert not vjp(step, h, v).requires_grad
+
+
+class OnceBackwards(torch.autograd.Function):
+    """A square whose gradient has no derivative, but which has a forward one."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.x = inputs[0].detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * ctx.x * gradient
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return 2 * ctx.x * tangent
+
+
+@pytest.mark.parametrize(
+    ("step", "runs"),
+    [
+        (small_transformer(causal=False).step, 1),
+        (lambda h: h.cos() @ torch.ones(8, 8).double().triu(), 1),
+        (lambda h: torch.sign(h) + h.mean(1, keepdim=True), 1),
+        (OnceBackwards.apply, 4),  # the run that shows it, and one for each product with J
+        (lambda h: h.detach() * 0, 4),  # J = 0
+    ],
+)
+def test_a_linearised_step_runs_once_for_all_its_products(
+    step: Callable[[Tensor], Tensor], runs: int
+) -> None:
+    h, calls = random_state(3, 4, 8), 0
+
+    def counted(h: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return step(h)
+
+    linear = Linearised(counted, h)
+    for v in torch.randn(3, *h.shape, dtype=h.dtype):
+        pushed = linear.push(v)
+        torch.testing.assert_close(pushed, jvp(step, h, v))
+        nudged = (step(h + 1e-6 * v) - step(h - 1e-6 * v)) / 2e-6
+        torch.testing.assert_close(pushed, nudged, atol=1e-6, rtol=1e-6)
+        if step(h.requires_grad_()).requires_grad:
+            torch.testing.assert_close(linear.pull(v), vjp(step, h, v))
+        h.requires_grad_(False)
+    assert calls == runs
+    torch.testing.assert_close(linear.after, step(h).detach())
 
 
 def test_products_at_chosen_positions_are_those_of_a_block() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from loopinterp.dynamics import (
     list_solvers,
 )
 from loopinterp.dynamics.fixed_point import get_solver
+from loopinterp.dynamics.jacobian import Linearised
 
 SOLVERS = [
     *[get_solver(name) for name in list_solvers()],
@@ -161,14 +163,22 @@ def test_a_start_at_the_fixed_point_takes_no_step(solver: Solver) -> None:
 
 
 @every_solver
-def test_evaluations_are_the_calls_of_a_batch_of_one(solver: Solver) -> None:
+def test_evaluations_are_the_calls_and_jacobian_products_of_a_batch_of_one(
+    solver: Solver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, turn = 0, _matrix(0.8, 4, 3)
 
     def f(x: Tensor) -> Tensor:
         nonlocal calls
-        calls += 1
+        calls += not x.requires_grad  # the run that is differentiated serves all its products
         return torch.tanh(x @ turn.T + 1)
 
+    def push(linear: Linearised, v: Tensor, exactly: Any = Linearised.push) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return exactly(linear, v)
+
+    monkeypatch.setattr(Linearised, "push", push)
     point = find_fixed_point(f, torch.zeros(1, 4).double(), 1e-8, solver=solver)
     assert point.converged.all()
     assert point.evaluations.tolist() == [calls]
