@@ -148,10 +148,10 @@ def grid_run(
     return result
 
 
-def _lengths(model: Session) -> list[int]:
-    """Lengths far beyond training, or as many as there is room for."""
+def _lengths(model: Session, times: Sequence[int] = (1, 2, 4, 8, 12)) -> list[int]:
+    """Lengths so many times the training cutoff, or as many as there is room for."""
     # Lengths without room collapse into the greatest that has.
-    beyond = sorted({model.affordable(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
+    beyond = sorted({model.affordable(model.cutoff * k) for k in times})
     if len(beyond) > 1:
         return beyond
     return sorted({model.affordable(max(beyond[0] // k, 1)) for k in (1, 2, 4)})
@@ -332,19 +332,21 @@ def demo(
     quiet = {"seed": config.seed, "progress": False}
     cutoff = training.Run.load(finite).cutoff
     # These need no other result of the run, and no other needs theirs.
-    independent = ["decompilation", "local-stability", "reduction", "wavefront"]
+    independent = ["ablation", "decodability", "decompilation", "local-stability", "reduction"]
+    independent += ["wavefront"]
     with cpu_threads(config.threads), _SecondProcess() as second:
         # Of the finite-state model what takes a minute: its answers, and at one length its program.
         lengths = [cutoff, 2 * cutoff, 4 * cutoff]
         studies = ["explorer", "convergence", "decompilation", "ground-truth"]
         second.call(evaluate_run, finite, lengths=lengths, **quiet, **samples)
         second.call(analyze_run, finite, studies=studies, **quiet)
-        second.call(analyze_run, finite, studies=["programs"], length=2 * cutoff, **quiet)
+        second.call(analyze_run, finite, studies=["programs"], length=cutoff, **quiet)
         second.call(pages.write_report, finite)
         with stages.stage("train", f"{config.steps} steps on {config.task}"):
             run = train_run(config, out, progress=progress)
         second.call(analyze_run, run.folder, studies=independent, **quiet)
-        evaluate_run(run.folder, **samples, **shared)
+        lengths = _lengths(open_run(run.folder), (1, 2, 4, 12))
+        evaluate_run(run.folder, lengths=lengths, **samples, **shared)
         analyze_run(run.folder, exclude=[*independent, "ground-truth"], **shared)
         with stages.stage(", ".join(independent), "waiting for the second process"):
             second.wait()
