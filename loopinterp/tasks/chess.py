@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from loopinterp.tasks.task import Batch
 from loopinterp.tasks.words import or_text, spell_grid
 
 if TYPE_CHECKING:
+    from chess import Board
     from jaxtyping import Int
     from torch import Tensor
 
@@ -27,8 +27,6 @@ SYMBOLS = ".+PNBRQKCpnbrqkc"
 """Squares by token: empty, en passant target, own pieces (C: a rook that may castle), opponent's.
 """
 
-# Squares of the rook and the king that a right to castle needs unmoved.
-_HOMES = {"Q": (56, 60), "K": (63, 60), "q": (0, 4), "k": (7, 4)}
 _FROM, _TO = 1, 2
 _LOOPS = 30  # of arXiv 2604.15259: no number of loops is known to be enough
 
@@ -46,6 +44,8 @@ class ChessPuzzles(Sampler):
 
     The length n is the rating in hundreds; the one distribution is ``"uniform"``. T(n) = 30 for
     every n: no bound is known.
+
+    Positions are read with the package ``chess``: ``pip install 'loopinterp[chess]'``.
 
     Args:
         csv: The file; without one, only :meth:`encode` works.
@@ -191,13 +191,10 @@ def _read(
     line, rated = (moves or "").split(), str(rating).strip()
     fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
     _need(fine, where, "at least two moves, and a rating of at least 1", (moves, rating))
-    try:
-        position = read_fen(fen or "").after(line[0])
-        start, end, _ = position.squares(line[1])
-    except InputError as error:
-        raise _refused(f"{where}: {error.what}", error.expected, error.given) from None
-    move = position.seen_square(start), position.seen_square(end)
-    return position.seen(), move, max(int(rated) // 100, 1)
+    board = read_fen(fen or "", f"{where}: FEN")
+    _read_move(board, line[0], where)
+    board.push_uci(line[0])
+    return squares_of(board), _read_move(board, line[1], where), max(int(rated) // 100, 1)
 
 
 def _marks(moves: Int[Tensor, "puzzle end"]) -> Int[Tensor, "puzzle square"]:
@@ -206,81 +203,50 @@ def _marks(moves: Int[Tensor, "puzzle end"]) -> Int[Tensor, "puzzle square"]:
     return answers.scatter_(1, moves, moves.new_tensor([_FROM, _TO]).expand_as(moves))
 
 
-@dataclass(frozen=True)
-class _Position:
-    """A chess position.
+def read_fen(fen: str, what: str = "FEN") -> Board:
+    """The position of a FEN, with or without clocks.
 
-    Attributes:
-        board: The 64 squares from a8 to h8, then a7 to h7, and so on: a letter as in FEN, or a dot.
-        castling: The remaining rights, of ``KQkq``.
-        passing: The square behind a pawn that has just made two steps.
+    Raises:
+        InputError: If it is malformed or no legal position, or ``chess`` is not installed.
     """
-
-    board: str
-    white: bool
-    castling: str
-    passing: int | None
-
-    def seen(self) -> list[int]:
-        """The squares' tokens, with the side to move playing up the board.
-
-        For Black the board is mirrored, with colours reversed. The en passant square is marked if a
-        pawn can take there.
-        """
-        board, passing = list(self.board), self.passing
-        for right in self.castling:
-            board[_HOMES[right][0]] = "C" if right.isupper() else "c"
-        if passing is not None:
-            pawn, behind = ("P", passing + 8) if self.white else ("p", passing - 8)
-            sides = [side for side in (-1, 1) if 0 <= passing % 8 + side < 8]
-            if any(self.board[behind + side] == pawn for side in sides):
-                board[passing] = "+"
-        if not self.white:
-            board = [board[self.seen_square(at)].swapcase() for at in range(64)]
-        return [SYMBOLS.index(square) for square in board]
-
-    def seen_square(self, square: int) -> int:
-        """Map a square to the view of the side to move, or back."""
-        return square if self.white else (7 - square // 8) * 8 + square % 8
-
-    def squares(self, move: str) -> tuple[int, int, str]:
-        """Start and end of a move in UCI notation, and what a pawn becomes."""
-        parts = re.fullmatch("([a-h][1-8])([a-h][1-8])([qrbn]?)", move)
-        if parts is None:
-            raise _refused("move", "one such as e2e4, or e7e8q", repr(move))
-        start, end = square_of(parts[1]), square_of(parts[2])
-        own_piece, blocked = (
-            self.board[square] != "." and self.board[square].isupper() == self.white
-            for square in (start, end)
+    try:
+        from chess import Board
+    except ImportError as missing:
+        expected, fix = (
+            "the package chess, which reads positions",
+            "pip install 'loopinterp[chess]'",
         )
-        side = "White" if self.white else "Black"
-        expected = f"{side}'s piece to move, not onto another of its own"
-        _need(own_piece and not blocked, "move", expected, move)
-        promotes = self.board[start] in "Pp" and end // 8 in (0, 7)
-        expected = "a piece named where a pawn reaches the last rank, only"
-        _need(promotes == bool(parts[3]), "move", expected, move)
-        return start, end, parts[3]
+        given = "an environment without"
+        raise InputError("chess puzzles", expected=expected, given=given, fix=fix) from missing
+    try:
+        board = Board(" ".join(fen.split()))
+    except ValueError:
+        board = None
+    expected = "a legal position: board, w or b, castling rights, square behind a pawn"
+    _need(board is not None and board.is_valid(), what, expected, fen)
+    assert board is not None
+    return board
 
-    def after(self, move: str) -> _Position:
-        """The position after a move in UCI notation, legal or not."""
-        start, end, becomes = self.squares(move)
-        board, piece = list(self.board), self.board[start]
-        board[start], board[end] = ".", piece
-        if becomes:
-            board[end] = becomes.upper() if self.white else becomes
-        pawn, king = piece in "Pp", piece in "Kk"
-        # Taking in passing: the pawn beside the start is gone.
-        if pawn and start % 8 != end % 8 and end == self.passing:
-            board[start // 8 * 8 + end % 8] = "."
-        if king and abs(end - start) == 2:  # castling moves the rook as well
-            corner = end // 8 * 8 + (7 if end > start else 0)
-            board[corner], board[(start + end) // 2] = ".", board[corner]
-        touched = {start, end}
-        castling = "".join(right for right in self.castling if touched.isdisjoint(_HOMES[right]))
-        passing = (start + end) // 2 if pawn and abs(end - start) == 16 else None
-        return replace(
-            self, board="".join(board), white=not self.white, castling=castling, passing=passing
-        )
+
+def squares_of(board: Board) -> list[int]:
+    """The squares' tokens, with the side to move playing up the board.
+
+    For Black the board is mirrored, with colours reversed. The en passant square is marked if a
+    pawn can take there.
+    """
+    seen, squares = board if board.turn else board.mirror(), ["."] * 64
+    for square, piece in seen.piece_map().items():
+        may_castle = seen.clean_castling_rights() >> square & 1
+        letter = {"R": "C", "r": "c"}[piece.symbol()] if may_castle else piece.symbol()
+        squares[_from_top(square)] = letter
+    if seen.ep_square is not None and seen.has_pseudo_legal_en_passant():
+        squares[_from_top(seen.ep_square)] = "+"
+    return [SYMBOLS.index(square) for square in squares]
+
+
+def _from_top(square: int) -> int:
+    """From a square's number by ``chess`` (a1 0, h8 63) to ours (a8 0, h1 63), or back."""
+    return square ^ 56
 
 
 def square_of(name: str) -> int:
@@ -292,31 +258,14 @@ def name_of(square: int) -> str:
     return "abcdefgh"[square % 8] + str(8 - square // 8)
 
 
-def read_fen(fen: str) -> _Position:
-    """The position of a FEN, without clocks.
-
-    Raises:
-        InputError: If it is malformed, a side has not one king, a pawn stands on the first or last
-            rank, or king and rook are not at home for a castling right.
-    """
-    form = r"(\S+) ([wb]) (-|(?! )K?Q?k?q?) (-|[a-h][36])(?: \S+){0,2}"
-    parts = re.fullmatch(form, " ".join(fen.split()))
-    expected = "a board, w or b, castling rights (- or some of KQkq) and a square (or -)"
-    if parts is None:
-        raise _refused("FEN", expected, repr(fen))
-    side, castling, passing = parts[2], parts[3].replace("-", ""), parts[4]
-    rows = re.sub("[1-8]", lambda digit: "." * int(digit[0]), parts[1]).split("/")
-    board = "".join(rows)
-    square = [len(row) for row in rows] == [8] * 8 and set(board) <= set(".PNBRQKpnbrqk")
-    kings = board.count("K") == board.count("k") == 1
-    expected = "8 rows of 8 squares, one king of each side, no pawn on the first or last rank"
-    _need(square and kings and not set("Pp") & {*rows[0], *rows[7]}, "FEN", expected, fen)
-    homes = {right: "".join(board[at] for at in _HOMES[right]) for right in castling}
-    at_home = all(home == ("RK" if right.isupper() else "rk") for right, home in homes.items())
-    _need(at_home, "FEN", f"king and rook at home for the rights {castling}", fen)
-    behind = passing[-1] in ("-", "6" if side == "w" else "3")
-    _need(behind, "FEN", "- or a square behind a pawn of the side not to move", fen)
-    return _Position(board, side == "w", castling, None if passing == "-" else square_of(passing))
+def _read_move(board: Board, move: str, where: str) -> tuple[int, int]:
+    """Start and end of a move in UCI notation, as the side to move sees them."""
+    try:
+        squares = board.parse_uci(move)
+    except ValueError:
+        raise _refused(f"{where}: move", "a legal one such as e2e4, or e7e8q", repr(move)) from None
+    start, end = squares.from_square, squares.to_square
+    return (_from_top(start), _from_top(end)) if board.turn else (start, end)
 
 
 def _need(fits: bool, what: str, expected: str, got: object) -> None:

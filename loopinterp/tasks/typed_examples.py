@@ -13,7 +13,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.tasks.abacus import DecimalOperands
 from loopinterp.tasks.addition import BOS, Addition, Multiplication, TokenAddition
 from loopinterp.tasks.chess import SYMBOLS as PIECES
-from loopinterp.tasks.chess import ChessPuzzles, read_fen, square_of
+from loopinterp.tasks.chess import ChessPuzzles, read_fen, square_of, squares_of
 from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.hops import PHop
 from loopinterp.tasks.maze import Maze
@@ -207,7 +207,7 @@ def _(task: ChessPuzzles, text: str) -> Batch | None:
     if re.fullmatch(rf"([{re.escape(PIECES)}]{{8}}/){{7}}[{re.escape(PIECES)}]{{8}}", board):
         squares = [PIECES.index(sign) for sign in board.replace("/", "")]
     elif "/" in board:
-        squares = read_fen(board).seen()
+        squares = squares_of(read_fen(board))
     else:
         return None
     targets = torch.full((1, 64), IGNORE)

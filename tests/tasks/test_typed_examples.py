@@ -20,7 +20,7 @@ from loopinterp.tasks import (
     typed_example,
     words_at,
 )
-from loopinterp.tasks.chess import ChessPuzzles, read_fen
+from loopinterp.tasks.chess import ChessPuzzles, read_fen, squares_of
 from loopinterp.tasks.task import IGNORE
 from loopinterp.tasks.typed_examples import _read_words, answer_words
 from tests.refusals import naming
@@ -85,7 +85,7 @@ def test_a_board_and_a_fen_are_one_position(to_move: str) -> None:
     line = "a7a6 d1d8" if to_move == "b" else "d1d8 g8h8"
     puzzle = task.encode([(f"{BOARD} {to_move} - - 0 1", line, 640)]) if to_move == "b" else None
     fen = typed_example(task, f"{BOARD} {to_move} - - 0 1")
-    assert fen.inputs.tolist() == [read_fen(f"{BOARD} {to_move} - -").seen()]
+    assert fen.inputs.tolist() == [squares_of(read_fen(f"{BOARD} {to_move} - -"))]
     if puzzle is not None:
         (text,) = task.decode(puzzle)
         shown = typed_example(task, text)
