@@ -177,7 +177,8 @@ def _windowed_attention(
         # Key j of a block lies i + window - j before query i: [distance, block, head, length].
         bias = torch.stack([mask.diagonal(window - back, -2, -1) for back in range(window + 1)])
         bias = bias.transpose(1, 2).flatten(2)[:, None, :, :n_pos]  # [distance, 1, head, pos]
-        return attend_near(q, *(F.pad(x, (0, 0, window, 0)) for x in (k, v)), bias)
+        k, v = (F.pad(x, (0, 0, window, 0)) for x in (k, v))
+        return attend_near(q, k, v, bias)
     behind = n_blocks * length - n_pos
 
     def blocks(x: Tensor, before: int) -> Tensor:  # [batch, block, head, before + length, d_head]
