@@ -188,7 +188,7 @@ class SpreadPairs:
         # Whether two programs predict different answers, at some delay: [program, rival, pair].
         shape = (len(rest), pairs[rest].longest + 1, pairs.inputs.shape[1])
         # In place of the model's clean answers, equal for all programs.
-        unchanged = torch.full(shape, -3, dtype=torch.int16, device=pairs.loop.device)
+        unchanged = torch.full(shape, -3, dtype=torch.int32, device=pairs.loop.device)
         claims = [Prediction(program, pairs[rest]).claims(unchanged) for program in programs]
         separated = separations(claims).any(-1)
         # The pairs of programs take turns: each takes the next pair that separates it, so that

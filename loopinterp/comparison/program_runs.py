@@ -77,7 +77,7 @@ class Prediction(ShortRepr):
         delays = torch.arange(self.steps + 1, device=pairs.loop.device)
         # [pair, delay]: the loop of the program at which each answer is read, the last one kept.
         loops = self._program_loop((pairs.loop[:, None] + delays).clamp(max=pairs.n_loops))
-        return self.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
+        return self.trace.outputs[loops, pairs.base[:, None]].to(torch.int32)
 
     @cached_property
     def interchanged(self) -> Int[Tensor, "pair delay pos"]:

@@ -137,7 +137,7 @@ def _explore_prediction(
         claimed = answers.where(is_asked & (claim >= 0), NOT_SAID)
         values[f"{program.name}'s claim"] = [claim, claimed]
         variable, implied = (
-            torch.stack([pair[which].transpose(0, 1) for pair in values.values()]).to(torch.int16)
+            torch.stack([pair[which].transpose(0, 1) for pair in values.values()]).to(torch.int32)
             for which in (0, 1)
         )
         return Exploration.of(

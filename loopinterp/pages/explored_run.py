@@ -206,7 +206,7 @@ def assemble(
             [_padded([pair[k] for pair in pairs], NOT_SAID) for pairs in variables.values()]
             for k in (0, 1)
         )
-        variable, implied = (np.stack(arrays).astype(np.int16) for arrays in padded)
+        variable, implied = (np.stack(arrays).astype(np.int32) for arrays in padded)
     return Exploration.of(
         watch,
         coords={"name": list(variables or ())},

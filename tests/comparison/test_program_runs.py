@@ -14,7 +14,15 @@ from loopinterp.comparison.program_runs import SILENT, Prediction, ProgramModel
 from loopinterp.core.errors import InputError
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.models import LoopedModel, bind
-from loopinterp.programs import UNKNOWN, get_program, list_programs
+from loopinterp.programs import (
+    UNKNOWN,
+    Linear,
+    LoopProgram,
+    get_program,
+    list_programs,
+    tokens,
+    var,
+)
 from loopinterp.programs.program import ProgramOffset
 from loopinterp.tasks import IGNORE, get_task
 from tests.interventions.random_pairs import random_pairs
@@ -136,6 +144,22 @@ def test_an_input_exchanged_with_itself_changes_nothing(name):
     prediction = Prediction(get_program(name), pairs)
     within = torch.arange(pairs.longest + 1) <= pairs.horizon[:, None]
     assert torch.equal(prediction.interchanged[within], prediction.base[within])
+
+
+def test_answers_of_many_classes_are_not_cut_to_16_bits() -> None:
+    words = tuple(map(str, range(65_536)))
+    hold = LoopProgram(
+        "hold", "any", words, {"x": tokens}, {"x": var("x")}, var("x"), Linear(), "Keeps a token."
+    )
+    inputs = torch.tensor([[3, 65_535, 40_000], [3, 32_768, 5]])
+    pairs = random_pairs(inputs, n_loops=2, count=20)
+    said = Prediction(hold, pairs)
+    rows = torch.arange(len(pairs))
+    expected = inputs[pairs.base]
+    assert torch.equal(said.base[:, 0].long(), expected)
+    at = pairs.positions[:, 0]
+    expected[rows, at] = inputs[pairs.source, at]
+    assert torch.equal(said.interchanged[:, 0].long(), expected)
 
 
 def test_pairs_may_go_on_a_few_at_a_time(monkeypatch):
