@@ -271,9 +271,13 @@ class _SecondProcess:
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., object], Path, dict[str, Any]]] = []
-        how: Any = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        how["env"] = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen([sys.executable, "-c", self._code], **how)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._code],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def call(self, function: Callable[..., object], run: Path, **options: Any) -> None:
         self._calls.append((function, run, options))
@@ -291,7 +295,8 @@ class _SecondProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._process:  # closes its stream, and waits for its end
+        # Its stream is closed, perhaps with calls that were never read, and its end waited for.
+        with suppress(BrokenPipeError), self._process:
             self._process.kill()
 
 
@@ -335,9 +340,9 @@ def demo(
     independent = ["ablation", "decompilation", "local-stability", "reduction", "wavefront"]
     with cpu_threads(config.threads), _SecondProcess() as second:
         # Of the finite-state model what takes a minute: its answers, and at one length its program.
-        lengths = [cutoff, 2 * cutoff, 4 * cutoff]
+        short = [cutoff, 2 * cutoff, 4 * cutoff]
         studies = ["explorer", "convergence", "decompilation", "ground-truth"]
-        second.call(evaluate_run, finite, lengths=lengths, **quiet, **samples)
+        second.call(evaluate_run, finite, lengths=short, **quiet, **samples)
         second.call(analyze_run, finite, studies=studies, **quiet)
         second.call(analyze_run, finite, studies=["programs"], length=cutoff, **quiet)
         second.call(pages.write_report, finite)

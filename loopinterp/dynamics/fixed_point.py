@@ -45,7 +45,7 @@ class FixedPoint(ShortRepr):
     Attributes:
         state: The last finite iterate, shaped like ``x0``.
         residuals: Relative residual of each iterate, starting with ``x0``.
-        evaluations: Runs of the map, and products with its Jacobian.
+        evaluations: Runs of the map, or products with its Jacobian.
         period: Steps per turn of a cycle, else 0.
     """
 

@@ -136,51 +136,70 @@ class Linearised:
     r"""The Jacobian of a step at one state, for many products.
 
     The step is run once. :math:`J^\top u` is a backward pass through its graph. As it is linear in
-    u, :math:`J v` is a backward pass through the graph of that pass.
-    What cannot be differentiated twice backwards is pushed forward, one run for each product.
+    u, :math:`J v` is a backward pass through the graph of that pass. If this is not possible, or
+    the first product differs from forward differentiation, every product runs the step again.
     """
 
     def __init__(self, step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."]) -> None:
         self.step, self.h = step, h.detach()
+        self._checked = False
 
     def push(self, v: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """``J v``."""
-        if self._twice is not None:
-            u, gradient = self._twice
-            try:
+        through_graph = self._through_graph(v)
+        if through_graph is not None and self._checked:
+            return through_graph
+        forward = push_forward(self.step, self.h, v)[1]
+        if through_graph is not None:
+            self._checked = _agree(through_graph, forward)
+            self._transposed = self._transposed if self._checked else None
+        return forward
+
+    def _through_graph(self, v: Tensor) -> Tensor | None:
+        if self._transposed is None:
+            return None
+        u, gradient = self._transposed
+        try:
+            with _differentiable_kernels():
                 return torch.autograd.grad(gradient, u, v, retain_graph=True)[0]
-            except RuntimeError:  # its gradient has no derivative
-                self._twice = None
-        return push_forward(self.step, self.h, v)[1]
+        except RuntimeError:  # the gradient has no derivative
+            self._transposed = None
+            return None
 
     def pull(self, u: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """``J^T u``."""
-        h, after = self._once
+        h, after = self._recorded
         try:
-            return torch.autograd.grad(after, h, u, retain_graph=True)[0]
-        except RuntimeError as error:
-            raise _not_differentiable(error, "backwards") from error
-
-    @property
-    def after(self) -> Float[Tensor, "batch ..."]:
-        return self._once[1].detach()
+            with _differentiable_kernels():
+                return torch.autograd.grad(after, h, u, retain_graph=True)[0]
+        except RuntimeError:  # a compiled step keeps no graph
+            return vjp(self.step, self.h, u)
 
     @cached_property
-    def _once(self) -> tuple[Tensor, Tensor]:
+    def _recorded(self) -> tuple[Tensor, Tensor]:
+        """The state, and the one after the step as a function of it."""
         with recording_gradients(), _differentiable_kernels():
             h = self.h.clone().requires_grad_()
             return h, self.step(h)
 
     @cached_property
-    def _twice(self) -> tuple[Tensor, Tensor] | None:
+    def _transposed(self) -> tuple[Tensor, Tensor] | None:
+        """A vector u and ``J^T u`` as a function of it; None if the step has no such graph."""
         try:
-            h, after = self._once
+            h, after = self._recorded
             u = torch.zeros_like(after, requires_grad=True)
             with recording_gradients(), _differentiable_kernels():
                 (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
-        except RuntimeError:  # an operation has no such derivative, or the step itself is wrong
+        except (RuntimeError, InputError):  # of the step, or in inference mode
             return None
         return u, gradient
+
+
+def _agree(through_graph: Tensor, forward: Tensor) -> bool:
+    # A part under no_grad leaves no graph, and a derivative of a gradient may be infinite.
+    error, size = (x.flatten(1).double().norm(dim=1) for x in (through_graph - forward, forward))
+    tolerance = torch.finfo(forward.dtype).eps ** 0.5
+    return bool(((error <= tolerance * size) | ~size.isfinite()).all())
 
 
 def dense_jacobian(

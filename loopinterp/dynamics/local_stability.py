@@ -21,7 +21,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import runs, spectra
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.fixed_point import map_and_start
-from loopinterp.dynamics.jacobian import JacobianOperator, Linearised
+from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
 from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, map_and_limit, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
@@ -352,10 +352,10 @@ def lyapunov_exponents(
     for loop in range(discard + n_loops):
         # Images J q of the tangents, [batch, size, k]; QR makes them orthonormal again.
         each = rearrange(tangents, "batch size k -> k batch size")
-        linear = Linearised(step, state)
-        carried = [linear.push(tangent.reshape(state.shape)).flatten(1) for tangent in each]
-        tangents, upper = _qr(torch.stack(carried, dim=-1).reshape(tangents.shape))
-        state = linear.after
+        carried = [push_forward(step, state, tangent.reshape(state.shape)) for tangent in each]
+        pushed = torch.stack([product.flatten(1) for _, product in carried], dim=-1)
+        tangents, upper = _qr(pushed.reshape(tangents.shape))
+        state = carried[0][0]
         lost = ~(state.flatten(1).isfinite().all(1) & tangents.flatten(1).isfinite().all(1))
         if lost.any():  # what has left the finite numbers stays at 0, and counts as NaN
             dead |= lost

@@ -1,4 +1,4 @@
-"""Multi-head attention: fused, with visible scores, or in blocks within a window."""
+"""Multi-head attention: fused, with visible scores, or within a window alone."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def attend(
 ) -> Float[Tensor, "row head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` for each head, with its hooks.
 
-    Fused, or in blocks within a window, unless scores or pattern are hooked. Consecutive query
+    Fused, or within a window alone, unless scores or pattern are hooked. Consecutive query
     heads may share a key head. ``turn`` applies rotary angles. A tap may return more rows than it
     receives.
     """
@@ -171,7 +171,10 @@ def _windowed_attention(
     mask: Float[Tensor, "#block #head query key"],
     window: int,
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Attention over the keys of each block, whose ``mask`` is a bias that bars padding too."""
+    """Attention within a window: distance by distance if it is narrow, else block by block.
+
+    The ``mask`` of each block is a bias that bars padding too.
+    """
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     if window <= _NARROW:
         # Key j of a block lies i + window - j before query i: [distance, block, head, length].
@@ -191,8 +194,8 @@ def _windowed_attention(
     return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
 
 
-# Widest windows for which attend_near is quicker: than blocks, and in a light cone.
-_NARROW, NEAR = 4, 8
+_NARROW = 2  # widest window for which attend_near is quicker than blocks
+NEAR = 8  # widest window for which it is quicker in a light cone
 
 
 def attend_near(

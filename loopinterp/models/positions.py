@@ -61,7 +61,7 @@ def _block_length(window: int) -> int:
 
 
 def pays(n_pos: int, window: int) -> bool:
-    """Whether attention in blocks is quicker than over all pairs."""
+    """Whether attention within a window alone is quicker than over all pairs."""
     return n_pos > 4 * (_block_length(window) + window)
 
 
@@ -85,7 +85,7 @@ class AttentionContext:
     # of all positions for all examples, one for each, or the blocks of a window.
     mask: Float[Tensor, "#block #head query key"] | None = None
     is_causal: bool = False  # the mask is the plain causal one, and `mask` None
-    window: int | None = None  # block by block, within a causal window of so many keys
+    window: int | None = None  # of so many keys, causal; the mask is that of blocks
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines of the angles [pos, d_head]
     # The abacus embedding: added to queries and keys; or [batch, 1, pos, d_model], to their input.
     qk_offset: Float[Tensor, "#batch #head pos d"] | None = None

@@ -27,6 +27,7 @@ SYMBOLS = ".+PNBRQKCpnbrqkc"
 """Squares by token: empty, en passant target, own pieces (C: a rook that may castle), opponent's.
 """
 
+_TOKENS = {symbol: token for token, symbol in enumerate(SYMBOLS)}
 _FROM, _TO = 1, 2
 _LOOPS = 30  # of arXiv 2604.15259: no number of loops is known to be enough
 
@@ -212,19 +213,19 @@ def read_fen(fen: str, what: str = "FEN") -> Board:
     try:
         from chess import Board
     except ImportError as missing:
-        expected, fix = (
-            "the package chess, which reads positions",
-            "pip install 'loopinterp[chess]'",
-        )
-        given = "an environment without"
-        raise InputError("chess puzzles", expected=expected, given=given, fix=fix) from missing
+        raise InputError(
+            "chess puzzles",
+            expected="the package chess, which reads positions",
+            given="an environment without it",
+            fix="pip install 'loopinterp[chess]'",
+        ) from missing
+    fields, expected = fen.split(), "a legal position: board, w or b, castling rights, en passant"
+    _need(len(fields) >= 4, what, expected, fen)
     try:
-        board = Board(" ".join(fen.split()))
+        board = Board(" ".join(fields))
     except ValueError:
-        board = None
-    expected = "a legal position: board, w or b, castling rights, square behind a pawn"
-    _need(board is not None and board.is_valid(), what, expected, fen)
-    assert board is not None
+        raise _refused(what, expected, repr(fen)) from None
+    _need(board.is_valid(), what, expected, fen)
     return board
 
 
@@ -234,14 +235,18 @@ def squares_of(board: Board) -> list[int]:
     For Black the board is mirrored, with colours reversed. The en passant square is marked if a
     pawn can take there.
     """
-    seen, squares = board if board.turn else board.mirror(), ["."] * 64
-    for square, piece in seen.piece_map().items():
-        may_castle = seen.clean_castling_rights() >> square & 1
-        letter = {"R": "C", "r": "c"}[piece.symbol()] if may_castle else piece.symbol()
-        squares[_from_top(square)] = letter
-    if seen.ep_square is not None and seen.has_pseudo_legal_en_passant():
-        squares[_from_top(seen.ep_square)] = "+"
-    return [SYMBOLS.index(square) for square in squares]
+    squares = ["."] * 64
+    for square, piece in board.piece_map().items():
+        squares[square] = piece.symbol()
+    rights = board.clean_castling_rights()  # a bit for each rook that may castle
+    for square in (0, 7, 56, 63):
+        if rights >> square & 1:
+            squares[square] = {"R": "C", "r": "c"}[squares[square]]
+    if board.ep_square is not None and board.has_pseudo_legal_en_passant():
+        squares[board.ep_square] = "+"
+    if board.turn:
+        return [_TOKENS[squares[_from_top(square)]] for square in range(64)]
+    return [_TOKENS[square.swapcase()] for square in squares]
 
 
 def _from_top(square: int) -> int:
@@ -260,10 +265,12 @@ def name_of(square: int) -> str:
 
 def _read_move(board: Board, move: str, where: str) -> tuple[int, int]:
     """Start and end of a move in UCI notation, as the side to move sees them."""
+    expected = "a legal one such as e2e4, or e7e8q"
     try:
         squares = board.parse_uci(move)
     except ValueError:
-        raise _refused(f"{where}: move", "a legal one such as e2e4, or e7e8q", repr(move)) from None
+        raise _refused(f"{where}: move", expected, repr(move)) from None
+    _need(bool(squares), f"{where}: move", expected, move)  # 0000 is none
     start, end = squares.from_square, squares.to_square
     return (_from_top(start), _from_top(end)) if board.turn else (start, end)
 

@@ -1072,6 +1072,18 @@ def test_the_demo_trains_and_studies_with_the_seed_and_threads_asked_for(
     assert made["command"] == " ".join(["loopinterp demo --out", str(tmp_path), *arguments])
 
 
+def test_an_error_of_the_demo_is_said_although_its_second_process_has_died(tmp_path: Path) -> None:
+    def fail() -> None:
+        with workflow._SecondProcess() as second:
+            second.call(fail, tmp_path)  # of no module's public names: the process ends at once
+            second._process.wait()
+            second.call(fail, tmp_path)
+            raise InputError("mine", expected="a", given="b", fix="c")
+
+    with pytest.raises(InputError, match="mine"):
+        fail()
+
+
 def test_the_demo_goes_into_runs_where_no_folder_is_named(
     command: Command, demo_calls: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,17 +122,43 @@ class OnceBackwards(torch.autograd.Function):
         return 2 * ctx.x * tangent
 
 
+class OneBackward(torch.autograd.Function):
+    """A square with one backward pass for each run, like those of a compiled step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x, ctx.gone = x.detach(), False
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if ctx.gone:
+            raise RuntimeError("its buffers were given away")
+        ctx.gone = True
+        return 2 * ctx.x * gradient
+
+
+def _partly_without_gradients(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        size = h.norm(dim=-1, keepdim=True)
+    return h / size
+
+
+MATRIX = torch.ones(8, 8).double().triu()
+
+
 @pytest.mark.parametrize(
     ("step", "runs"),
     [
-        (small_transformer(causal=False).step, 1),
-        (lambda h: h.cos() @ torch.ones(8, 8).double().triu(), 1),
-        (lambda h: torch.sign(h) + h.mean(1, keepdim=True), 1),
-        (OnceBackwards.apply, 4),  # the run that shows it, and one for each product with J
+        (small_transformer(causal=False).step, 2),  # one that is kept, one pushed forward to check
+        (lambda h: h.cos() @ MATRIX, 2),
+        (lambda h: torch.sign(h) + h.mean(1, keepdim=True), 2),
+        (_partly_without_gradients, 4),  # one that is kept in vain, and one for each product
+        (OnceBackwards.apply, 4),
         (lambda h: h.detach() * 0, 4),  # J = 0
     ],
 )
-def test_a_linearised_step_runs_once_for_all_its_products(
+def test_a_linearised_step_gives_its_products_in_few_runs(
     step: Callable[[Tensor], Tensor], runs: int
 ) -> None:
     h, calls = random_state(3, 4, 8), 0
@@ -142,17 +168,39 @@ def test_a_linearised_step_runs_once_for_all_its_products(
         calls += 1
         return step(h)
 
-    linear = Linearised(counted, h)
+    linear, gave_gradients = Linearised(counted, h), step is not _partly_without_gradients
     for v in torch.randn(3, *h.shape, dtype=h.dtype):
         pushed = linear.push(v)
         torch.testing.assert_close(pushed, jvp(step, h, v))
         nudged = (step(h + 1e-6 * v) - step(h - 1e-6 * v)) / 2e-6
         torch.testing.assert_close(pushed, nudged, atol=1e-6, rtol=1e-6)
-        if step(h.requires_grad_()).requires_grad:
+        if gave_gradients and step(h.clone().requires_grad_()).requires_grad:
             torch.testing.assert_close(linear.pull(v), vjp(step, h, v))
-        h.requires_grad_(False)
     assert calls == runs
-    torch.testing.assert_close(linear.after, step(h).detach())
+
+
+def test_products_are_finite_where_the_derivative_of_a_gradient_is_not() -> None:
+    def step(h: Tensor) -> Tensor:
+        return (h - h.mean(-1, keepdim=True)) / (h.std(-1, keepdim=True) + 0.01) + h / 2
+
+    h = torch.zeros(2, 4).double()
+    assert torch.equal(dense_jacobian(step, h).isfinite().all(), torch.tensor(True))
+    v = torch.randn(2, 4).double()
+    torch.testing.assert_close(Linearised(step, h).push(v), jvp(step, h, v))
+
+
+def test_a_graph_that_serves_once_is_made_again() -> None:
+    h = random_state(3, 4, 8)
+    linear = Linearised(OneBackward.apply, h)
+    for u in torch.randn(3, *h.shape, dtype=h.dtype):
+        torch.testing.assert_close(linear.pull(u), 2 * h * u)
+
+
+def test_products_in_inference_mode_are_pushed_forward() -> None:
+    step, h = small_transformer(causal=False).step, random_state(3, 4, 8)
+    expected = Linearised(step, h).push(h.cos())
+    with torch.inference_mode():
+        torch.testing.assert_close(Linearised(step, h).push(h.cos()), expected)
 
 
 def test_products_at_chosen_positions_are_those_of_a_block() -> None:

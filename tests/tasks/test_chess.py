@@ -59,6 +59,7 @@ def test_a_mirrored_board_with_exchanged_colours_looks_the_same(fen: str) -> Non
         "4k3/8/8/8/8/8/8/4K2X w - -",
         "4k3/8/8/8/8/8/8/4K2P w - -",
         "4k3/8/8/8/8/8/8/4K3 x - -",
+        "4k3/8/8/8/8/8/8/4K3",
         "4k3/8/8/8/8/8/8/4K3 w K -",
         "4k3/8/8/8/8/8/8/4K3 w - e3",
     ],
@@ -69,7 +70,7 @@ def test_a_bad_fen_is_refused(fen: str) -> None:
     assert (caught.value.what, caught.value.given) == ("FEN", repr(fen))
 
 
-@pytest.mark.parametrize("move", ["e2e9", "e1g1x", "e4e5", "e7e5", "a1a2", "e2e4q"])
+@pytest.mark.parametrize("move", ["0000", "e2e9", "e1g1x", "e4e5", "e7e5", "a1a2", "e2e4q"])
 def test_a_bad_move_is_refused(move: str) -> None:
     with pytest.raises(InputError) as caught:
         ChessPuzzles().encode([(START, f"{move} e7e5", 640)])
