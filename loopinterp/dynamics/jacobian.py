@@ -197,8 +197,8 @@ class Linearised:
 
 def _agree(through_graph: Tensor, forward: Tensor) -> bool:
     # A part under no_grad leaves no graph, and a derivative of a gradient may be infinite.
-    error, size = (x.flatten(1).double().norm(dim=1) for x in (through_graph - forward, forward))
-    tolerance = torch.finfo(forward.dtype).eps ** 0.5
+    both, tolerance = (through_graph - forward, forward), torch.finfo(forward.dtype).eps ** 0.5
+    error, size = (x.reshape(len(x), -1).double().norm(dim=1) for x in both)  # [batch]
     return bool(((error <= tolerance * size) | ~size.isfinite()).all())
 
 

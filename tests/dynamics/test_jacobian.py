@@ -189,6 +189,11 @@ def test_products_are_finite_where_the_derivative_of_a_gradient_is_not() -> None
     torch.testing.assert_close(Linearised(step, h).push(v), jvp(step, h, v))
 
 
+def test_a_state_of_one_number_for_each_example_is_linearised() -> None:
+    h = torch.tensor([1.0, 2.0])
+    assert Linearised(lambda h: h**2, h).push(torch.ones(2)).tolist() == [2.0, 4.0]
+
+
 def test_a_graph_that_serves_once_is_made_again() -> None:
     h = random_state(3, 4, 8)
     linear = Linearised(OneBackward.apply, h)
