@@ -337,7 +337,7 @@ def demo(
     quiet = {"seed": config.seed, "progress": False}
     cutoff = training.Run.load(finite).cutoff
     # These need no other result of the run, and no other needs theirs.
-    independent = ["decompilation", "local-stability", "reduction", "wavefront"]
+    independent = ["decompilation", "reduction", "wavefront"]
     with cpu_threads(config.threads), _SecondProcess() as second:
         # Of the finite-state model what takes a minute: its answers, and at one length its program.
         short = [cutoff, 2 * cutoff, 4 * cutoff]
