@@ -349,9 +349,10 @@ def demo(
         with stages.stage("train", f"{config.steps} steps on {config.task}"):
             run = train_run(config, out, progress=progress)
         second.call(analyze_run, run.folder, studies=independent, **quiet)
-        lengths = _lengths(open_run(run.folder), (1, 2, 4, 12))
-        evaluate_run(run.folder, lengths=lengths, **samples, **shared)
-        analyze_run(run.folder, exclude=[*independent, "ground-truth"], **shared)
+        session = open_run(run.folder, seed=config.seed)
+        lengths = _lengths(session, (1, 2, 4, 12))
+        evaluate_run(session, lengths=lengths, **samples, **shared)
+        analyze_run(session, exclude=[*independent, "ground-truth"], **shared)
         with stages.stage(", ".join(independent), "waiting for the second process"):
             second.wait()
         _share("ground-truth", finite, run.folder)

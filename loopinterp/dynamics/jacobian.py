@@ -152,7 +152,8 @@ class Linearised:
         forward = push_forward(self.step, self.h, v)[1]
         if through_graph is not None:
             self._checked = _agree(through_graph, forward)
-            self._transposed = self._transposed if self._checked else None
+            if not self._checked:
+                self._transposed = None
         return forward
 
     def _through_graph(self, v: Tensor) -> Tensor | None:

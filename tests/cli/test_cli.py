@@ -1039,7 +1039,7 @@ def demo_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(workflow, "_SecondProcess", Here)
     for name in ("_share", "open_run", "_lengths"):  # which read what no training has made
-        monkeypatch.setattr(workflow, name, lambda *_: None)
+        monkeypatch.setattr(workflow, name, lambda *_, **__: None)
     monkeypatch.setattr(workflow, "train_run", train)
     monkeypatch.setattr(workflow, "evaluate_run", seed_of("evaluate"))
     monkeypatch.setattr(workflow, "analyze_run", seed_of("analyze"))
