@@ -34,7 +34,7 @@ from loopinterp.training import (
 )
 from loopinterp.training.run import LoopsByLength
 from loopinterp.zoo import Card, get_card, list_pretrained, make_entry, pretrained_run
-from loopinterp.zoo.model_card import CARD, THIS, TIMES_THE_CUTOFF, measure_card
+from loopinterp.zoo.pretrained import CARD, THIS, TIMES_THE_CUTOFF, measure_card
 
 NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
 MODELS: dict[str, tuple[str, list[str], str]] = {

@@ -17,8 +17,7 @@ import pandas as pd
 
 from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
-from loopinterp.app.session import open_run
-from loopinterp.app.stopping import CALIBRATED, calibrate_stopping, stopping_rules
+from loopinterp.app.session import CALIBRATED, calibrate_stopping, open_run, stopping_rules
 from loopinterp.training import evaluate
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
 from loopinterp.zoo import pretrained_run

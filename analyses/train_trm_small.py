@@ -28,7 +28,7 @@ from torch import Tensor
 from loopinterp.adapters import PublishedModel, adapt, keep_outputs
 from loopinterp.adapters.plain.hrm import ACTWrapper, InnerCarry
 from loopinterp.adapters.plain.hrm import HierarchicalReasoningModel_ACTV1 as HRM
-from loopinterp.adapters.plain.trm import TinyRecursiveReasoningModel_ACTV1 as TRM
+from loopinterp.adapters.plain.hrm import TinyRecursiveReasoningModel_ACTV1 as TRM
 from loopinterp.core.storage import read_tensors, write_tensors
 from loopinterp.tasks import IGNORE, Batch, Maze, Sudoku
 

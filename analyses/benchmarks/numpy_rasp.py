@@ -17,6 +17,7 @@ from loopinterp.programs import LoopProgram
 from loopinterp.programs.expressions import (
     Aggregate,
     Elementwise,
+    Expr,
     Full,
     Indices,
     Select,
@@ -25,8 +26,8 @@ from loopinterp.programs.expressions import (
     Tokens,
     TokMap,
     Var,
+    postorder,
 )
-from loopinterp.programs.nodes import Expr, postorder
 
 Array = np.ndarray[Any, Any]
 

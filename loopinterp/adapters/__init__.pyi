@@ -13,10 +13,10 @@ from .huginn import HuginnAdapter as HuginnAdapter
 from .huginn import RetrofittedAdapter as RetrofittedAdapter
 from .kokoro import phoneme_tokens as phoneme_tokens
 from .kokoro import phoneme_words as phoneme_words
-from .nanbeige import NanbeigeAdapter as NanbeigeAdapter
+from .llama_loops import NanbeigeAdapter as NanbeigeAdapter
+from .llama_loops import OuroAdapter as OuroAdapter
 from .nested_loops import HRMTextAdapter as HRMTextAdapter
 from .nested_loops import NestedModel as NestedModel
-from .ouro import OuroAdapter as OuroAdapter
 from .published_model import PublishedConfig as PublishedConfig
 from .published_model import PublishedModel as PublishedModel
 from .repeated import RepeatedAdapter as RepeatedAdapter

@@ -14,9 +14,8 @@ from loopinterp.adapters.albert import AlbertAdapter
 from loopinterp.adapters.four_methods import FourMethodAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter, RetrofittedAdapter
-from loopinterp.adapters.nanbeige import NanbeigeAdapter
+from loopinterp.adapters.llama_loops import NanbeigeAdapter, OuroAdapter
 from loopinterp.adapters.nested_loops import HRMTextAdapter
-from loopinterp.adapters.ouro import OuroAdapter
 from loopinterp.adapters.puzzle_checkpoints import is_puzzle_checkpoint, read_puzzle_checkpoint
 from loopinterp.adapters.repeated import RepeatedAdapter
 from loopinterp.core.boundary import resolve_device

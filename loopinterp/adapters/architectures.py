@@ -45,7 +45,7 @@ _CODE: dict[str, _Code] = {
         f"{_PLAIN}.huginn", "RavenConfig", "RavenForCausalLM", "HuginnAdapter", causal=True
     ),
     "ouro": _Code(f"{_PLAIN}.ouro", "OuroConfig", "OuroForCausalLM", "OuroAdapter", causal=True),
-    "trm": _Code(f"{_PLAIN}.trm", "TRMConfig", "TinyRecursiveReasoningModel_ACTV1", "TRMAdapter"),
+    "trm": _Code(f"{_PLAIN}.hrm", "TRMConfig", "TinyRecursiveReasoningModel_ACTV1", "TRMAdapter"),
 }
 # Entries of a configuration of transformers that decide no computation.
 _NOT_SIZES = ("architectures", "dtype", "model_type", "transformers_version")

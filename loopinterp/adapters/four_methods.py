@@ -13,7 +13,7 @@ from loopinterp.adapters.module_calls import (
     need_example,
     record_calls,
 )
-from loopinterp.adapters.module_sites import (
+from loopinterp.adapters.own_forward import (
     TappedModel,
     Tapping,
     axes_of,

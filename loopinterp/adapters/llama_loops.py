@@ -1,9 +1,12 @@
-r"""A stack of Llama's layers that is applied again and again: the base of Ouro and Nanbeige.
+r"""A stack of Llama's layers that is applied again and again: Ouro and Nanbeige4.2.
 
 .. math::
     h_0 = \operatorname{embed}(x), \qquad h_{t+1} = \operatorname{norm}(\operatorname{stack}(h_t))
 
-The head reads logits from the state of any loop.
+The head reads logits from the state of any loop. Ouro has sandwich norms, and a gate after each
+loop. Nanbeige4.2 applies the layers of Llama twice (3B: 22 layers, 2 loops).
+
+Sources: arXiv 2510.25741, and the published ``modeling_ouro.py`` and ``modeling_nanbeige.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from loopinterp.adapters.published_model import (
     split_heads,
     weighted_norm,
 )
+from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
 from loopinterp.models.attention import attend
 from loopinterp.models.placement import call, placed, stored
@@ -28,6 +32,7 @@ from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models.attribution import AttributionPass
@@ -128,3 +133,89 @@ class LlamaLoops(PublishedModel):
                     norm = inner.layers[k].input_layernorm_2
                     backward.through_norm("ln1_post", stored(norm, "weight"))
                 backward.write_heads(*self.affine(inner.layers[k].self_attn.o_proj))
+
+
+class OuroAdapter(LlamaLoops):
+    """Ouro (``OuroForCausalLM``) with our addresses; ``model.norm`` is the loop norm.
+
+    Raises:
+        InputError: If a layer attends within a sliding window, or the angles of positions were
+            lost in loading.
+    """
+
+    sandwich = True
+
+    needs = (
+        "model.embed_tokens",
+        "model.layers.0.input_layernorm_2",
+        "model.layers.0.post_attention_layernorm_2",
+        "model.early_exit_gate",
+        "model.norm",
+        "model.rotary_emb.inv_freq",
+        "lm_head",
+    )
+
+    def __init__(self, published: Any) -> None:
+        if "sliding_attention" in (getattr(published.config, "layer_types", None) or ()):
+            fix = "Load it with use_sliding_window=False, as published."
+            got = "layer_types = sliding_attention"
+            raise InputError("model", expected="full attention", given=got, fix=fix)
+        super().__init__(
+            published,
+            "model.rotary_emb",
+            n_loops=int(published.model.total_ut_steps),
+            closing={"hook_exit_gate": "scale"},
+        )
+
+    def exit_probability(
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos"]:
+        """``sigmoid(early_exit_gate(h))``: to stop at a loop, if it has not stopped before."""
+        return call(self.published.model.early_exit_gate, state).sigmoid().squeeze(-1)
+
+    def run_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        h, tap = super().run_loop(h, e, context, taps, loop), taps.at("block", loop)
+        if tap.listens("hook_exit_gate"):
+            tap("hook_exit_gate", self.exit_probability(h)[..., None])  # [batch, pos, 1]
+        return h
+
+
+_ROTARY = "layers.0.self_attn.rotary_emb"
+_OFF = (  # settings of the published code that the released model leaves off
+    *("enable_double_loop_split", "skip_loop_final_norm", "enable_hyper_connection"),
+    *("enable_depth_attention", "qk_layernorm", "loop_share_kv", "emb_neighbor_num"),
+)
+
+
+class NanbeigeAdapter(LlamaLoops):
+    """Nanbeige4.2 (``NanbeigeForCausalLM``) with our addresses; ``model.norm`` is the loop norm.
+
+    Raises:
+        InputError: If the model has one of the code's further options, or the angles of positions
+            were lost in loading.
+    """
+
+    needs = (
+        "model.embed_tokens",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.0.input_layernorm",
+        "model.layers.0.post_attention_layernorm",
+        "model.ngram_layer_fusion",
+        "model._get_num_loops",
+        "model.norm",
+        "lm_head",
+    )
+
+    def __init__(self, published: Any) -> None:
+        config, inner = published.config, published.model
+        on = [name for name in _OFF if getattr(config, name, None)]
+        if getattr(inner.get_submodule(_ROTARY), "scaling_factor", 1.0) != 1.0:
+            on.append("rope_scaling")
+        if on:
+            expected, got = "the options of Nanbeige4.2-3B", f"{', '.join(on)} as well"
+            fix = "Pass repeat='model.layers' and inputs= for a generic adapter."
+            raise InputError("model", expected=expected, given=got, fix=fix)
+        n_loops = int(inner._get_num_loops())  # by num_loops, or by the weights of their losses
+        super().__init__(published, f"model.{_ROTARY}", n_loops=n_loops, closing={})

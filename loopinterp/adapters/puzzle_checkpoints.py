@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from loopinterp.adapters.plain import hrm, trm
+from loopinterp.adapters.plain import hrm
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, unknown_name
 from loopinterp.core.storage import read_bytes
@@ -38,8 +38,8 @@ class _Code(NamedTuple):
 
 _HRM = _Code(hrm.HierarchicalReasoningModel_ACTV1, hrm.HRMConfig, {"forward_dtype": "bfloat16"})
 _TRM = _Code(
-    trm.TinyRecursiveReasoningModel_ACTV1,
-    trm.TRMConfig,
+    hrm.TinyRecursiveReasoningModel_ACTV1,
+    hrm.TRMConfig,
     {"forward_dtype": "bfloat16", "puzzle_emb_len": 16},
 )
 _CODE = {

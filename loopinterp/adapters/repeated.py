@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from loopinterp.adapters.module_calls import is_floats, need_example, same_kernels
-from loopinterp.adapters.module_sites import TappedModel, Tapping
 from loopinterp.adapters.own_forward import (
     Block,
     Forward,
     OwnForward,
     Recording,
     RepeatedLoop,
+    TappedModel,
+    Tapping,
     record,
 )
 from loopinterp.adapters.repeated_calls import (

@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from loopinterp.adapters.module_calls import Call, Slot, is_floats
-from loopinterp.adapters.module_sites import slots_of
-from loopinterp.adapters.own_forward import Block, OwnForward, Recording, RepeatedLoop
+from loopinterp.adapters.own_forward import Block, OwnForward, Recording, RepeatedLoop, slots_of
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.models.run_inputs import spell
 

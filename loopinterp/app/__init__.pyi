@@ -10,11 +10,11 @@ from .runs import sweep_file as sweep_file
 from .runs import train_finite_run as train_finite_run
 from .runs import train_run as train_run
 from .session import Session as Session
+from .session import calibrate_stopping as calibrate_stopping
 from .session import keep_in_memory as keep_in_memory
 from .session import load as load
 from .session import open_run as open_run
-from .stopping import calibrate_stopping as calibrate_stopping
-from .stopping import stopping_rules as stopping_rules
+from .session import stopping_rules as stopping_rules
 from .study import Skip as Skip
 from .study import SkipReason as SkipReason
 from .study import Study as Study

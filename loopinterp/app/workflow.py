@@ -18,8 +18,14 @@ from pydantic import NonNegativeInt, PositiveInt
 from loopinterp import pages, training, zoo
 from loopinterp.app.catalogue import STUDIES
 from loopinterp.app.runs import DEMO_RECIPE, configure, train_run
-from loopinterp.app.session import Session, keep_in_memory, open_run
-from loopinterp.app.stopping import CALIBRATED, calibrate_stopping, stopping_rules
+from loopinterp.app.session import (
+    CALIBRATED,
+    Session,
+    calibrate_stopping,
+    keep_in_memory,
+    open_run,
+    stopping_rules,
+)
 from loopinterp.app.study import spell_skip
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, spell_error
@@ -79,7 +85,7 @@ def evaluate_run(
         loops: Read the answer also after these numbers of loops.
         stop: Stopping rules to compare with T(n): names of
             :data:`~loopinterp.models.STOPPING_RULES`, also with a number (``residual=0.01``), or
-            :data:`~loopinterp.app.stopping.CALIBRATED`.
+            :data:`~loopinterp.app.session.CALIBRATED`.
         stopping_reads, max_loops: What they read, and the loops at which they stop in any case:
             see :func:`~loopinterp.training.evaluate`.
         samples: Examples for each length and distribution.

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from loopinterp.benchmark.known_models import LENGTHS, Disguise, compiled_with_inputs
-from loopinterp.benchmark.state_scores import rivals_of
+from loopinterp.benchmark.mechanism_scores import rivals_of
 from loopinterp.comparison.counts import count_evidence
 from loopinterp.comparison.evidence import gather_evidence
 from loopinterp.comparison.pair_strategies import SpreadPairs
@@ -97,7 +97,7 @@ def false_names_study(
 
     Args:
         programs: Stock programs; by default all.
-        misses_of_each: Most near misses (:func:`loopinterp.compiler.near_misses`) of each.
+        misses_of_each: Most near misses (:func:`loopinterp.compiler.disguises`) of each.
         disguises: Pairs of a name and the disguises to apply to each model, in order.
     """
     names = list_programs() if programs is None else list(programs)

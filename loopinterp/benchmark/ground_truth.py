@@ -14,12 +14,10 @@ from pydantic import Field
 from loopinterp.benchmark.known_models import KnownModel, Score
 from loopinterp.benchmark.mechanism_scores import (
     score_ablation,
+    score_dynamics,
     score_heads,
     score_interchange,
     score_patching,
-)
-from loopinterp.benchmark.state_scores import (
-    score_dynamics,
     score_probes,
     score_verdict,
     score_wavefront,

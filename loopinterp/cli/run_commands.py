@@ -261,7 +261,7 @@ def evaluate(
     Each example gets T(n) loops, the number that its length requires. A model of fixed depth always
     runs all its layers. The result is saved in RUN/results.
     """
-    from loopinterp.app.stopping import CALIBRATED, STOPPING_RULES
+    from loopinterp.app.session import CALIBRATED, STOPPING_RULES
 
     options = study_options(seed, device, threads, progress)
     rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)

@@ -18,10 +18,9 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice, need
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
-from loopinterp.programs.expressions import Tokens
+from loopinterp.programs.expressions import Tokens, postorder
 from loopinterp.programs.interpreter import Intervention
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.programs.nodes import postorder
 from loopinterp.programs.program import ProgramOffset, with_output_lag
 
 if TYPE_CHECKING:

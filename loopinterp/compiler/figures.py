@@ -10,17 +10,16 @@ from typing import Annotated
 
 from pydantic import Field
 
+from loopinterp.compiler.assembly import describe, lay_out
 from loopinterp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.compiler.lowering import lower_program
-from loopinterp.compiler.stream_layout import describe, lay_out
 from loopinterp.compiler.validation import MAX_LENGTH, validate
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, need
 from loopinterp.figures.circuit_graph import CircuitGraph
 from loopinterp.figures.circuit_parts import MOST_NODES, GraphEdge, GraphNode
 from loopinterp.programs import expressions as nodes
-from loopinterp.programs.expressions import Seq
-from loopinterp.programs.nodes import Expr, code, postorder
+from loopinterp.programs.expressions import Expr, Seq, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 

@@ -31,8 +31,7 @@ from loopinterp.compiler.features import (
     read_any,
 )
 from loopinterp.compiler.lookups import FeatureWriter, advance, has_few_rules, thresholds
-from loopinterp.programs.expressions import Aggregate, Select, SelWidth
-from loopinterp.programs.nodes import code
+from loopinterp.programs.expressions import Aggregate, Select, SelWidth, code
 from loopinterp.programs.selection import PREDICATES
 
 

@@ -17,8 +17,7 @@ from loopinterp.compiler.lookups import FeatureWriter, has_few_rules
 from loopinterp.compiler.validation import ValidatedProgram, applied
 from loopinterp.core.errors import InputError
 from loopinterp.programs import expressions as nodes
-from loopinterp.programs.expressions import Indices, Seq, Tokens, Var
-from loopinterp.programs.nodes import Expr, code, postorder
+from loopinterp.programs.expressions import Expr, Indices, Seq, Tokens, Var, code, postorder
 
 
 @dataclass(eq=False)

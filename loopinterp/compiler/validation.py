@@ -26,9 +26,17 @@ from loopinterp.compiler.features import (
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, need
 from loopinterp.programs import expressions as nodes
-from loopinterp.programs.expressions import Select, Seq, ShiftRight, Var, selects
+from loopinterp.programs.expressions import (
+    Expr,
+    Select,
+    Seq,
+    ShiftRight,
+    Var,
+    postorder,
+    rewritten,
+    selects,
+)
 from loopinterp.programs.interpreter import apply_operation
-from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import Task

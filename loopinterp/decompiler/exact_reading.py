@@ -31,9 +31,17 @@ from loopinterp.decompiler.transition_table import (
 )
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.programs.equivalence import inputs_of
-from loopinterp.programs.expressions import Aggregate, Indices, Select, SelWidth, ShiftRight
+from loopinterp.programs.expressions import (
+    Aggregate,
+    Expr,
+    Indices,
+    Select,
+    SelWidth,
+    ShiftRight,
+    code,
+    postorder,
+)
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.tasks.task import IGNORE
 

@@ -20,9 +20,8 @@ import torch
 from loopinterp.core.errors import need
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
 from loopinterp.programs.expression_search import Atom, shortest_expression
-from loopinterp.programs.expressions import Tokens, TokMap
+from loopinterp.programs.expressions import Tokens, TokMap, postorder
 from loopinterp.programs.language import full, shift_right, tok_map, tokens, var
-from loopinterp.programs.nodes import postorder
 from loopinterp.programs.program import Linear, LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 

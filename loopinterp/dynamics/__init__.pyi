@@ -26,7 +26,10 @@ from .jacobian import dense_jacobian as dense_jacobian
 from .jacobian import jvp as jvp
 from .jacobian import vjp as vjp
 from .limits import Limits as Limits
+from .limits import Rotation as Rotation
 from .limits import find_limits as find_limits
+from .limits import find_rotation as find_rotation
+from .limits import lag_distance as lag_distance
 from .local_stability import LocalStabilityResult as LocalStabilityResult
 from .local_stability import LyapunovExponents as LyapunovExponents
 from .local_stability import TransientGrowth as TransientGrowth
@@ -56,9 +59,6 @@ from .regimes import SettlingClasses as SettlingClasses
 from .regimes import SettlingCriteria as SettlingCriteria
 from .regimes import classify_regimes as classify_regimes
 from .regimes import classify_settling as classify_settling
-from .rotation import Rotation as Rotation
-from .rotation import find_rotation as find_rotation
-from .rotation import lag_distance as lag_distance
 from .runs import LoopMeasures as LoopMeasures
 from .runs import run_loops as run_loops
 from .runs import stream_measures as stream_measures

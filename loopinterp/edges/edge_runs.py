@@ -20,9 +20,8 @@ from torch.nn.functional import linear
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_streams import Streams
-from loopinterp.edges.graph_layout import SLOTS, StreamNorms, layout_of
 from loopinterp.edges.published_runs import PublishedRuns, graph_of_model
-from loopinterp.edges.unrolled_graph import UnrolledGraph
+from loopinterp.edges.unrolled_graph import SLOTS, StreamNorms, UnrolledGraph, layout_of
 from loopinterp.interventions.base_and_source import given_pairs
 from loopinterp.models.run import HookedRun
 from loopinterp.models.taps import Tap

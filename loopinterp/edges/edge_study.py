@@ -28,9 +28,16 @@ from loopinterp.edges.edge_effects import (
     top,
 )
 from loopinterp.edges.edge_runs import graph_of_pairs
-from loopinterp.edges.graph_layout import GraphLayout, StreamNorms
 from loopinterp.edges.known_edges import as_circuit, recovery
-from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
+from loopinterp.edges.unrolled_graph import (
+    LAGS,
+    TIED,
+    UNROLLED,
+    GraphLayout,
+    StreamNorms,
+    TiedEdge,
+    UnrolledGraph,
+)
 from loopinterp.interventions.base_and_source import Metric
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import describe_model

@@ -37,7 +37,7 @@ from loopinterp.edges.unrolled_graph import (
 )
 
 if TYPE_CHECKING:
-    from loopinterp.edges.graph_layout import GraphLayout
+    from loopinterp.edges.unrolled_graph import GraphLayout
     from loopinterp.models.config import LoopedTransformerConfig
 
 _OVERLAP = 0.1  # least share of a direction that a component reads

@@ -16,8 +16,14 @@ from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_streams import Streams
-from loopinterp.edges.graph_layout import HEADS, MLP, StreamNorms, layout_of, norms_in
-from loopinterp.edges.unrolled_graph import UnrolledGraph
+from loopinterp.edges.unrolled_graph import (
+    HEADS,
+    MLP,
+    StreamNorms,
+    UnrolledGraph,
+    layout_of,
+    norms_in,
+)
 from loopinterp.models.taps import ChangingTaps, Taps, recording_gradients
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Early exits: accuracy against loops, for a fixed budget, an oracle and stopping rules."""
+"""Early exits: accuracy against loops, for a fixed budget, an oracle and stopping rules.
+
+Weighted exits are answers of mixtures of all loops, by a gate's distribution over exits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
 from loopinterp.dynamics.rounding import beside_float32
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
-from loopinterp.lenses.weighted_exits import all_of_example, weighted_exits
 from loopinterp.models.iteration import bind
 from loopinterp.models.precision import no_autocast
 from loopinterp.models.protocol import need_model
@@ -30,11 +32,13 @@ from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
     from loopinterp.models.stopped_run import StoppingRule
     from loopinterp.tasks.task import Task
+
 
 RULES: dict[str, StoppingRule] = {
     "residual": STOPPING_RULES["residual"],
@@ -248,7 +252,7 @@ def exit_study(
         example = example.repeat_interleave(mask.sum(1)) if per == "token" else example
         answers = torch.cat([part["_answer"].cpu() for part in parts], 1)  # [loop, row, ...]
         if gate is not None:
-            arrays |= weighted_exits(
+            arrays |= _weighted_exits(
                 model, inputs, targets, mask, gate, n_loops, per == "token", seed
             )
         if frozen:
@@ -355,7 +359,7 @@ def _of_frozen(parts: list[dict[str, Tensor]], example: Tensor) -> dict[str, Ten
         torch.cat([part[key].cpu() for part in parts], 1)
         for key in ("_frozen_loops", "_frozen_right")
     )
-    examples = torch.stack([all_of_example(row, example).mean() for row in right])
+    examples = torch.stack([_all_of_example(row, example).mean() for row in right])
     means = {"frozen_exact": right.double().mean(1), "frozen_loops": loops.double().mean(1)}
     return {**means, "frozen_examples": examples}
 
@@ -382,8 +386,8 @@ def _sweep(
             float(right.double().mean()),
             float(loops.double().mean()),
             float(by_loop[loops].mean()),
-            float(all_of_example(right, example).mean()),
-            float(all_of_example(drawn, example).mean()),
+            float(_all_of_example(right, example).mean()),
+            float(_all_of_example(drawn, example).mean()),
         )
 
     names = ("exact", "loops", "dealt", "examples", "examples_dealt")
@@ -403,3 +407,75 @@ def _sweep(
         for name, value in zip(names[:-1], stopped(score, rule.tolerance)):
             swept[f"own_{name}"].append(value)
     return {name: np.asarray(values, dtype=float) for name, values in swept.items()}
+
+
+N_DEALS = 16
+"""Deals of the distributions over exits among tokens."""
+
+
+def _weighted_exits(
+    model: Any,
+    inputs: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    gate: Callable[[Tensor], Tensor],
+    n_loops: int,
+    per_token: bool,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Weighted exits of the asked tokens, with their own distribution and with others'."""
+    one = bind(model, inputs[:1])
+    size = 4 * (1 + N_DEALS) * one.readout(one.h0).numel()
+    rows_of = list(chunks(len(inputs), size))
+    exits = torch.cat([_exits(model, inputs[r], gate, n_loops)[:, mask[r]] for r in rows_of], 1)
+    generator = torch.Generator().manual_seed(seed)
+    n_tokens = exits.shape[1]
+    deals = [torch.arange(n_tokens)]
+    deals += [torch.randperm(n_tokens, generator=generator) for _ in range(N_DEALS)]
+    right, done = [], 0
+    for rows in rows_of:
+        here = slice(done, done := done + int(mask[rows].sum()))
+        # [deal, loop, asked token], the first of them not dealt
+        weights = torch.stack([exits[:, deal[here]] for deal in deals])
+        answers = _mixed(model, inputs[rows], mask[rows], weights)
+        right.append(answers == targets[rows][mask[rows]])
+    by_token = torch.cat(right, 1).cpu()  # [deal, asked token]
+    mean_exit = (exits * torch.arange(1, n_loops + 1)[:, None]).sum(0)  # [asked token]
+    if per_token:
+        exact, loops = by_token, mean_exit
+    else:
+        example = torch.arange(len(inputs)).repeat_interleave(mask.sum(1))
+        exact = torch.stack([_all_of_example(row, example) for row in by_token])
+        loops = torch.zeros(len(inputs)).scatter_reduce(
+            0, example, mean_exit, "mean", include_self=False
+        )
+    own, dealt = exact[0].bool(), exact[1:].double().mean(1)
+    return {"weighted_exact": own, "weighted_loops": loops, "weighted_dealt": dealt}
+
+
+def _exits(
+    model: Any, inputs: Tensor, gate: Callable[[Tensor], Tensor], n_loops: int
+) -> Float[Tensor, "loop batch pos"]:
+    """The gate's distribution over exits, on the CPU; the last loop takes what is left."""
+    rule = GateAbove(gate, cumulated=True)
+    (going,) = score_loops(model, inputs, [rule], max_loops=n_loops, per_token=True)
+    going = torch.cat([going[:-1], torch.zeros_like(going[:1])])  # none is left after the last
+    return -going.diff(dim=0).cpu()
+
+
+def _mixed(model: Any, inputs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+    """Most probable classes [deal, asked token] of mixtures with weights [deal, loop, token]."""
+    iteration, mixture = bind(model, inputs), 0
+    for loop, h in iteration.run(weights.shape[1], may_diverge=True):
+        if loop == 0:
+            continue
+        logits = iteration.read(h, loop)[mask.to(h.device)]  # [token, class]
+        p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        mixture = mixture + weights[:, loop - 1, :, None].to(p) * p
+    return torch.as_tensor(mixture).argmax(-1).cpu()
+
+
+def _all_of_example(right: Tensor, example: Tensor) -> Tensor:
+    """Products of rows' shares within each example."""
+    ones = torch.ones(int(example.max()) + 1, dtype=torch.float64)
+    return ones.scatter_reduce(0, example, right.double(), "prod")

@@ -1,3 +1,4 @@
+from .assets import read_report as read_report
 from .comparison import write_comparison as write_comparison
 from .exploration import Exploration as Exploration
 from .explore_study import explore as explore
@@ -13,4 +14,3 @@ from .report import write_report as write_report
 from .report import write_results as write_results
 from .run_record import RunRecord as RunRecord
 from .run_record import read_run as read_run
-from .tables import read_report as read_report

@@ -6,13 +6,23 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
 from markupsafe import Markup
 
+from loopinterp.core.errors import CheckpointError
+from loopinterp.core.intervals import ENDS
+from loopinterp.core.results import Figure, Result
+from loopinterp.core.settings import flatten_settings
+from loopinterp.core.storage import parse_json_object, read_bytes, spell_json
+from loopinterp.figures import LinePanel, Series, bars_with_intervals, colour, line_panels
 from loopinterp.figures.circuit_graph import figure_markup, script_json
 from loopinterp.figures.circuit_parts import asset as graph_asset
 
@@ -20,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pandas as pd
+
+    from loopinterp.pages.run_record import RunRecord
 
 
 FLAT = frozenset({"bar", "box", "contour", "heatmap", "histogram", "scatter", "violin"})
@@ -125,3 +137,235 @@ def slug(text: str) -> str:
         'exact-match-by-length-12'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+Tables = dict[str, "pd.DataFrame"]
+
+
+def tables_of(records: Mapping[str, RunRecord]) -> Tables:
+    """Settings, findings and curves of named runs; the run is in the first column."""
+    settings, findings, curves = [], [], []
+    for run, record in records.items():
+        for part, values in setting_groups(record.config).items():
+            settings += [(run, part, name, value) for name, value in values.items()]
+        for result_name, result in record.results.items():
+            try:
+                result_findings = result.findings()
+            except Exception:  # a damaged value; the page has a sentence about it
+                continue
+            for k, one in enumerate(result_findings):
+                about = (one.section, one.label, one.value, one.good, one.text)
+                findings.append((run, result_name, k, *about))
+        curves += _curve_rows(run, record)
+    of_curves = ["run", "figure", "panel", "x", "value", "low", "high"]
+    names = ["run", "result", "number", "section", "label", "value", "good", "text"]
+    # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
+    return {
+        "settings": pd.DataFrame(
+            settings, columns=["run", "part", "setting", "value"], dtype=object
+        ),
+        "findings": pd.DataFrame(findings, columns=names, dtype=object),
+        "curves": pd.DataFrame(curves, columns=of_curves),
+    }
+
+
+def embedded(tables: Tables) -> Markup:
+    """Tables as JSON that is safe inside a script tag."""
+    documents = {
+        name: {"columns": table.columns.tolist(), "rows": table.astype(object).values.tolist()}
+        for name, table in tables.items()
+    }
+    return script_json(spell_json(documents))
+
+
+def read_report(page: str | Path) -> Tables:
+    """The tables of a page that :func:`write_report` or :func:`write_comparison` wrote.
+
+    They are ``settings``, ``findings`` and ``curves``.
+
+    Raises:
+        CheckpointError: If the file is missing or has no such tables.
+    """
+    element = rb'<script type="application/json" id="report-data">(.*?)</script>'
+    match = re.search(element, read_bytes(Path(page)), re.S)
+    document = parse_json_object(match[1]) if match else None
+    try:
+        if document is None:
+            raise ValueError("none")
+        tables = {
+            name: pd.DataFrame(document[name]["rows"], columns=document[name]["columns"])
+            for name in ("settings", "findings", "curves")
+        }
+        numbers = dict.fromkeys(("value", "low", "high"), float)  # JSON has no NaN
+        return tables | {"curves": tables["curves"].astype(numbers)}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"page {page}",
+            expected="a report with its tables inside",
+            given="a page without any" if document is None else f"others ({error})",
+            fix="Write the report again with this version.",
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Shared:
+    title: str
+    x_title: str
+    caption: str
+    control: str = ""
+    logarithmic: tuple[str, ...] = ()
+    bars: bool = False
+
+
+_EXACT = _Shared(
+    "Exact match by length",
+    "length",
+    "Whole answers that are right, a line for each run, at the loops that the task asks for. "
+    "Bands: 95% intervals. Runs may have been measured at other lengths.",
+    "Each run's own report has what a constant answer would get.",
+)
+
+_CONVERGENCE = _Shared(
+    "Convergence, loop by loop",
+    "loop",
+    "Above: share of examples with a right answer after each loop. Below: relative residual at the "
+    "position that moved most, median over examples. A line ends where the state stops moving.",
+    "A state can converge to a wrong answer, so both are shown.",
+    logarithmic=("relative residual",),
+)
+
+_PROGRAMS = _Shared(
+    "Each program against each run",
+    "whole-run accuracy",
+    "Share of effective interventions after which the program predicts the answer at every delay.",
+    "Each run's report has its controls, such as a random change of equal norm.",
+    bars=True,
+)
+
+_TRAINING = _Shared(
+    "Training loss",
+    "step",
+    "Recorded in training, on its own batches. Runs that were not trained have none.",
+    logarithmic=("loss",),
+)
+
+
+def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
+    for result in record.results.values():
+        if result.kind in readers:
+            try:
+                rows += [(name, *row) for row in readers[result.kind](result)]
+            except Exception:  # a damaged value; the run's own report says so
+                continue
+    step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
+    rows += [
+        (name, _TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
+        for row in record.metrics[::step]
+        if "step" in row and row.get("loss", 0) > 0
+    ]
+    return rows
+
+
+_Rows = Iterator[tuple[str, str, Any, float, float, float]]
+"""Figure, panel, x, value, and the ends of its interval."""
+
+
+def _exact(result: Result) -> _Rows:
+    # After T(n) loops, or as near to them as was measured.
+    extra = result.data["extra_loop"].values
+    data = result.data["exact_match"].sel(extra_loop=extra[np.abs(extra).argmin()])
+    for distribution in data["distribution"].values.tolist():
+        for n in data["length"].values.tolist():
+            at = data.sel(distribution=distribution, length=n)
+            yield _EXACT.title, f"{distribution} inputs", n, *_ends(at)
+
+
+def _programs(result: Result) -> _Rows:
+    data = result.data["whole_run"].isel(model=0).sel(stratum="all")
+    for program in data["program"].values.tolist():
+        yield _PROGRAMS.title, "", program, *_ends(data.sel(program=program))
+
+
+def _settling(result: Result) -> _Rows:
+    right = result.data["right"].transpose("loop", "batch", "pos").values
+    share_right = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
+    residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)
+    loops = result.data["loop"].values.tolist()
+    for panel, values in (("whole answers right", share_right), ("relative residual", residual)):
+        for loop, value in zip(loops[-len(values) :], values):
+            yield _CONVERGENCE.title, panel, loop, float(value), np.nan, np.nan
+
+
+def _ends(values: Any) -> tuple[float, float, float]:
+    value, low, high = (float(values.sel(estimate=end)) for end in ENDS)
+    return value, low, high
+
+
+def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
+    """Figures of a table of curves; a run has one colour."""
+    figures = []
+    shades = {run: colour(k) for k, run in enumerate(runs)}
+    for shared in (_EXACT, _PROGRAMS, _CONVERGENCE, _TRAINING):  # in reading order
+        table: Any = curves[curves["figure"] == shared.title]
+        if len(table):
+            plot = (_bars if shared.bars else _lines)(shared, table, shades)
+            words = {"title": shared.title, "caption": shared.caption, "control": shared.control}
+            figures.append(Figure(plot=plot, data=table, section="curves", **words))
+    return figures
+
+
+def _lines(shared: _Shared, table: Any, shades: Mapping[str, str]) -> Any:
+    panels = []
+    for panel, rows in table.groupby("panel", sort=False):
+        log = panel in shared.logarithmic
+        rows = rows[rows["value"] > 0] if log else rows
+        lines = [_series(run, rows[rows["run"] == run], shades) for run in shades]
+        lines = [line for line in lines if len(line.x)]
+        unit = None if log else (0, 1.03)
+        panels.append(LinePanel(lines, str(panel), y_range=unit, y_log=log))
+    return line_panels(panels, x_title=shared.x_title)
+
+
+def _bars(shared: _Shared, table: Any, shades: Mapping[str, str]) -> Any:
+    best: Any = table.groupby("x")["value"].max()
+    order = best.sort_values(ascending=False, kind="stable").index[:6].tolist()
+    groups = []
+    for run in shades:
+        rows = table[table["run"] == run].set_index("x").reindex(order).reset_index()
+        if rows["value"].notna().any():
+            rows["x"] = [name.replace("_", " ") for name in rows["x"]]
+            groups.append(_series(run, rows, shades))
+    return bars_with_intervals(groups, value_title=shared.x_title, value_range=(0, 1.02))
+
+
+def _series(run: str, rows: Any, shades: Mapping[str, str]) -> Series:
+    known = rows["low"].notna().any()
+    low, high = (rows["low"], rows["high"]) if known else (None, None)
+    return Series(run, rows["x"].tolist(), rows["value"], low, high, colour=shades[run])
+
+
+def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """A table for each part of a nested configuration, by title.
+
+    Example:
+        >>> setting_groups({"seed": 0, "model": {"d_model": 64, "norm": None}})
+        {'run': {'seed': '0'}, 'model': {'d_model': '64', 'norm': 'none'}}
+    """
+    parts = {title: part for title, part in config.items() if isinstance(part, Mapping)}
+    top_level = {name: value for name, value in config.items() if name not in parts}
+    tables = {title: flatten_settings(part) for title, part in {"run": top_level, **parts}.items()}
+    return {t: {k: _spell(v) for k, v in table.items()} for t, table in tables.items() if table}
+
+
+def _spell(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_spell(v) for v in value)
+    return str(value)

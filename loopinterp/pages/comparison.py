@@ -13,7 +13,7 @@ from markupsafe import Markup
 from loopinterp.core.errors import InputError
 from loopinterp.core.storage import write_bytes
 from loopinterp.pages import Exploration
-from loopinterp.pages.assets import plotly_scripts
+from loopinterp.pages.assets import Tables, compared_figures, embedded, plotly_scripts, tables_of
 from loopinterp.pages.exploration import page_json
 from loopinterp.pages.facts import Fact, Topic, facts_of, story_of_runs, title_of
 from loopinterp.pages.report import need_page, render_page
@@ -26,7 +26,6 @@ from loopinterp.pages.run_record import (
     spell_problem,
 )
 from loopinterp.pages.sections import SECTIONS, figure_views
-from loopinterp.pages.tables import Tables, compared_figures, embedded, tables_of
 
 if TYPE_CHECKING:
     import pandas as pd

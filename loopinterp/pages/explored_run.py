@@ -14,8 +14,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.dynamics.geometry import principal_axes
 from loopinterp.dynamics.measures import relative_residual
 from loopinterp.pages.exploration import NOT_SAID, Exploration
-from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight
-from loopinterp.programs.nodes import postorder
+from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight, postorder
 from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.typed_examples import answer_words, token_words, words_at
 

@@ -1,20 +1,36 @@
-"""The explorer in a notebook, with the model: examples can be typed and states replaced."""
+"""The explorer in a notebook, with the model: examples can be typed and states replaced.
+
+After a state is replaced, the model and the programs run on from it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeInt
 
+from loopinterp.comparison import Prediction
+from loopinterp.comparison.program_runs import SILENT
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.results import study
+from loopinterp.interventions import InterchangePairs, InterchangeRun
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import describe_model
 from loopinterp.models.study_examples import examples_for
 from loopinterp.pages.assets import read_asset, script
-from loopinterp.pages.changed_run import PutIn, explore_change
-from loopinterp.pages.exploration import page_data
+from loopinterp.pages.exploration import NOT_SAID, Exploration, Missing, page_data
 from loopinterp.pages.explore_study import explore
-from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
+from loopinterp.pages.explored_run import (
+    Chosen,
+    ExampleReason,
+    ExploredRun,
+    assemble,
+    program_values,
+    spell_choice,
+)
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.typed_examples import typed_example
 
@@ -24,6 +40,137 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks import Batch, Task
+
+
+PutIn = Literal["interchange", "mean", "zero"]
+
+
+@torch.no_grad()
+def explore_change(
+    model: Any,
+    batch: Batch,
+    *,
+    loop: int,
+    pos: int,
+    put_in: PutIn = "interchange",
+    source: int = 1,
+    programs: Sequence[LoopProgram] = (),
+) -> tuple[Exploration, dict[str, Exploration]]:
+    """Explore the first example of a batch with its state at one loop and position replaced.
+
+    Args:
+        loop: Loops done before the state is replaced.
+        put_in: The new state: that of the example ``source`` (a row), the batch mean, or zeros.
+        programs: Programs that read the same tokens; each runs with the same interchange of its own
+            variables.
+
+    Returns:
+        The model's run after the intervention, and each program's after the same interchange.
+    """
+    n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
+    check_integer("loop", loop, least=0, most=n_loops)
+    check_integer("pos", pos, least=0, most=n_pos - 1)
+    source = source if put_in == "interchange" else 0
+    check_integer("source", source, least=0, most=len(batch) - 1)
+    if batch.inputs.ndim != 2:
+        raise InputError(
+            "batch",
+            expected="tokens [batch, pos], as the interchange engine reads them",
+            given=f"inputs of shape {list(batch.inputs.shape)}",
+            fix="Use a task of tokens.",
+        )
+    if put_in == "mean" and len(batch) < 2:
+        raise InputError(
+            "put_in",
+            expected="the mean over two examples or more",
+            given="one example, whose own state that is",
+            fix="Pass more examples, or put in zeros.",
+        )
+    described = {"loop": loop, "pos": pos, "put_in": put_in, "source": source}
+    with study(0, model=describe_model(model), **described) as watch:
+        # One pair: the first example, given the state of another at one place.
+        one, other, at, where = torch.tensor([0, source, loop, pos], device=batch.inputs.device)
+        places: Any = {"loop": at[None], "positions": where[None, None], "n_loops": n_loops}
+        pairs = InterchangePairs.of(batch, base=one[None], source=other[None], **places)
+        run = InterchangeRun(model, pairs)
+        clean = [h for _, h in bind(model, batch.inputs).run(loop)]  # [batch, pos, d_model] each
+        state = run.source_state
+        if put_in != "interchange":
+            mean = clean[loop][:, pos].mean(0)
+            state = (mean if put_in == "mean" else torch.zeros_like(mean)).expand_as(state)
+        states = [*(h[:1] for h in clean[:loop]), *(h[None] for h in run.states_after(state)[0])]
+        why = Chosen(0, ExampleReason[put_in.upper()], described | {"source": source + 1})
+        reader = bind(model, batch[:1].inputs)
+        changed = ExploredRun(batch[:1], [why], reader, enumerate(states), ranks=3)
+        result = assemble(
+            watch,
+            [changed],
+            symbols=None,
+            missing={Missing.CHANGED_RUN.name: {}},
+            n_examples=len(batch),
+        )
+    predicting = programs if put_in == "interchange" else ()
+    predicted = {p.name: _explore_prediction(p, run, changed, result.symbols) for p in predicting}
+    return result, predicted
+
+
+def _explore_prediction(
+    program: LoopProgram, exchange: InterchangeRun, changed: ExploredRun, symbols: dict[str, str]
+) -> Exploration:
+    """The program's run of one pair, with the interchange made in the model.
+
+    Each variable is shown beside the value that the changed model's answers imply. The last
+    row is the program's claim (:class:`~loopinterp.comparison.program_runs.Claims`) beside the
+    model's answer. An answer that the program leaves open is -1.
+    """
+    n_loops, loop = changed.n_loops, int(exchange.pairs.loop[0])
+    with study(0, program=program.name, n_loops=n_loops) as watch:
+        prediction = Prediction(program, exchange.pairs.to("cpu"))
+        # The whole run of the pair [loop, 1, pos]: clean before the exchange, changed after it.
+        before, after = prediction.trace, prediction.after(slice(0, 1))
+        base = prediction.pairs.base
+        variables = {
+            name: torch.cat([values[:loop, base], after.variables[name]])
+            for name, values in before.variables.items()
+        }
+        outputs = torch.cat([before.outputs[:loop, base], after.outputs])
+        run = replace(after, start=0, variables=variables, outputs=outputs, selectors={})
+        answers = torch.from_numpy(changed.answer[..., 0]).transpose(0, 1).long()
+        is_asked = torch.from_numpy(changed.asked)
+        inputs = changed.batch.inputs.cpu()
+        values = {
+            name: pair for name, *pair in program_values(program, inputs, answers, is_asked, run)
+        }
+        # What it says that the model answers [loop, pair, pos]; nothing before the exchange.
+        expected = prediction.claims(exchange.base.cpu()).expected.transpose(0, 1).long()
+        silent = expected.new_full((n_loops + 1 - len(expected), *expected.shape[1:]), SILENT)
+        claim = torch.cat([silent, expected])
+        claim = claim.masked_fill(claim == SILENT, NOT_SAID)
+        claimed = answers.where(is_asked & (claim >= 0), NOT_SAID)
+        values[f"{program.name}'s claim"] = [claim, claimed]
+        variable, implied = (
+            torch.stack([pair[which].transpose(0, 1) for pair in values.values()]).to(torch.int32)
+            for which in (0, 1)
+        )
+        return Exploration.of(
+            watch,
+            coords={"name": list(values)},
+            row=[one.row for one in changed.rows],
+            n_pos=[changed.n_pos],
+            n_loops=[n_loops],
+            asked_after=changed.batch.n_loops.tolist(),
+            target=changed.target,
+            answer=run.outputs.transpose(0, 1)[..., None],
+            variable=variable,
+            implied=implied,
+            reasons=[program.name],
+            details=[f"The run of {program.name} with the same interchange; ? is left open by it."],
+            said=changed.decoded(),
+            tokens=changed.tokens(),
+            n_classes=changed.n_classes,
+            symbols=symbols,
+            n_examples=1,
+        )
 
 
 try:

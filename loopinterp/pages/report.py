@@ -25,7 +25,14 @@ from loopinterp.figures.circuit_graph import (
     visible_controls,
 )
 from loopinterp.pages import Exploration
-from loopinterp.pages.assets import asset, page_scripts, plotly_scripts
+from loopinterp.pages.assets import (
+    asset,
+    embedded,
+    page_scripts,
+    plotly_scripts,
+    setting_groups,
+    tables_of,
+)
 from loopinterp.pages.facts import facts_of, story
 from loopinterp.pages.run_record import (
     Problem,
@@ -36,7 +43,6 @@ from loopinterp.pages.run_record import (
     spell_problem,
 )
 from loopinterp.pages.sections import EXPLORER, SECTIONS, figure_views, section_views
-from loopinterp.pages.tables import embedded, setting_groups, tables_of
 
 _MARKER = '<meta name="generator" content="loopinterp report">'
 """In the head of every page written here; a file with it may be overwritten."""

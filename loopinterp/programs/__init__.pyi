@@ -1,4 +1,5 @@
 from .equivalence import equivalence as equivalence
+from .expressions import Expr as Expr
 from .expressions import Selector as Selector
 from .expressions import Seq as Seq
 from .interpreter import Intervention as Intervention
@@ -39,7 +40,6 @@ from .language import tok_map as tok_map
 from .language import tokens as tokens
 from .language import var as var
 from .language import where as where
-from .nodes import Expr as Expr
 from .program import CeilLog2 as CeilLog2
 from .program import Linear as Linear
 from .program import LoopProgram as LoopProgram

@@ -19,7 +19,7 @@ from torch import Tensor
 from loopinterp.core.errors import InputError, UnknownKeyError, check_choice, need, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs import expressions as nodes
-from loopinterp.programs.nodes import Expr, code, postorder
+from loopinterp.programs.expressions import Expr, code, postorder
 from loopinterp.programs.selection import OPS, Selection, look_up
 
 

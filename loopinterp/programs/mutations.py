@@ -13,11 +13,14 @@ from torch import Tensor
 from loopinterp.programs.expressions import (
     Aggregate,
     Elementwise,
+    Expr,
     Select,
     SelWidth,
     Seq,
     ShiftRight,
     Var,
+    postorder,
+    rewritten,
 )
 from loopinterp.programs.language import (
     eq,
@@ -32,7 +35,6 @@ from loopinterp.programs.language import (
     var,
     where,
 )
-from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram, spell_loops
 
 

@@ -17,11 +17,14 @@ from torch import Tensor
 from loopinterp.core.errors import InputError, check_choice, check_integer, need, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import (
+    MAX_LENGTH,
     MAX_TABLE,
     Select,
     Seq,
     TokMap,
+    code,
     need_seq,
+    postorder,
     selectors,
     selects,
 )
@@ -33,7 +36,6 @@ from loopinterp.programs.interpreter import (
     check_values,
 )
 from loopinterp.programs.language import UNKNOWN, full, var
-from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.tasks.sampling import check_tokens
 
 # T(n), the required number of loops for length n; it should print and compare

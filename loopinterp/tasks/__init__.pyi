@@ -26,6 +26,7 @@ from .sorting import AbacusSorting as AbacusSorting
 from .sudoku import Sudoku as Sudoku
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch
+from .task import InWords as InWords
 from .task import Task as Task
 from .task_registry import get_task as get_task
 from .task_registry import list_tasks as list_tasks
@@ -35,4 +36,3 @@ from .token_by_token import TokenByToken as TokenByToken
 from .typed_examples import token_words as token_words
 from .typed_examples import typed_example as typed_example
 from .typed_examples import words_at as words_at
-from .words import InWords as InWords

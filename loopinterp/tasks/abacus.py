@@ -25,8 +25,8 @@ from loopinterp.tasks.rows import (
     same,
 )
 from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
+from loopinterp.tasks.task import or_text, spell, until
 from loopinterp.tasks.token_by_token import TokenByToken
-from loopinterp.tasks.words import or_text, spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int

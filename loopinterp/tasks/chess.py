@@ -15,8 +15,7 @@ from pydantic import PositiveInt
 from loopinterp.core.errors import InputError, need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
-from loopinterp.tasks.task import Batch
-from loopinterp.tasks.words import or_text, spell_grid
+from loopinterp.tasks.task import Batch, or_text, spell_grid
 
 if TYPE_CHECKING:
     from chess import Board

@@ -20,8 +20,7 @@ from loopinterp.tasks.sampling import (
     random_bits,
     uniform,
 )
-from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import spell, until
+from loopinterp.tasks.task import IGNORE, Batch, spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int

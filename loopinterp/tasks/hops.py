@@ -13,8 +13,7 @@ from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import join, need_form, read_strings
 from loopinterp.tasks.sampling import Sampler, check_digits, check_tokens, inside, integers
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of
-from loopinterp.tasks.words import or_text, spell
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of, or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int

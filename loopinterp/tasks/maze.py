@@ -11,8 +11,7 @@ import torch
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
-from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import or_text, spell, spell_grid
+from loopinterp.tasks.task import IGNORE, Batch, or_text, spell, spell_grid
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int

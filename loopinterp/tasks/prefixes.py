@@ -22,8 +22,7 @@ from loopinterp.tasks.sampling import (
     random_bits,
     uniform,
 )
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of
-from loopinterp.tasks.words import or_text, spell
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of, or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int

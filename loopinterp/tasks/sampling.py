@@ -17,11 +17,11 @@ from loopinterp.core.settings import Seed, Settings
 from loopinterp.tasks.task import (
     IGNORE,
     Batch,
+    InWords,
     check_values,
     inputs_of,
     is_task,
 )
-from loopinterp.tasks.words import InWords
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int

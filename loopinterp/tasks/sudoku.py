@@ -16,8 +16,7 @@ from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
-from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import or_text, spell_grid
+from loopinterp.tasks.task import IGNORE, Batch, or_text, spell_grid
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

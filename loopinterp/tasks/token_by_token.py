@@ -18,8 +18,7 @@ from loopinterp.tasks.addition import Multiplication, TokenAddition
 from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, UniqueSet
 from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, put
 from loopinterp.tasks.sampling import Sampler, check_tokens, inside
-from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import or_text, until
+from loopinterp.tasks.task import IGNORE, Batch, or_text, until
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int

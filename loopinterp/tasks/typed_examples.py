@@ -21,9 +21,8 @@ from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import SYMBOLS as SORTED
 from loopinterp.tasks.sorting import AbacusSorting
 from loopinterp.tasks.sudoku import Sudoku
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, until
 from loopinterp.tasks.token_by_token import NextToken
-from loopinterp.tasks.words import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -53,8 +53,7 @@ from loopinterp.training.run import (
     snapshot_folder,
 )
 from loopinterp.training.seeds_together import advance_together, read
-from loopinterp.training.starting_model import with_start
-from loopinterp.training.trainer import Trainer
+from loopinterp.training.trainer import Trainer, with_start
 
 
 @checked

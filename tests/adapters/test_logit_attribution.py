@@ -20,7 +20,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
 from loopinterp.adapters.plain import hrm as plain_hrm
-from loopinterp.adapters.plain import trm as plain_trm
 from loopinterp.adapters.plain.huginn import RMSNorm
 from loopinterp.adapters.plain.ouro import OuroRMSNorm
 from loopinterp.core.errors import HookError, InputError
@@ -134,8 +133,7 @@ def constants(model: nn.Module, leaf: Leaf) -> Iterator[None]:
             stack.enter_context(mock.patch.object(owner, "forward", norm))
         stack.enter_context(mock.patch(text, bare))
         stack.enter_context(mock.patch.object(nn.LayerNorm, "forward", centred))
-        for module in (plain_hrm, plain_trm):
-            stack.enter_context(mock.patch.object(module, "rms_norm", held))
+        stack.enter_context(mock.patch.object(plain_hrm, "rms_norm", held))
         for path, module in model.named_modules():
             if any(path.endswith(end) for end in HEADS):
                 handle = module.register_forward_pre_hook(

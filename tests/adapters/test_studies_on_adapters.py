@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loopinterp import dynamics, edges, interventions, lenses, pages, probing
 from loopinterp.core.errors import InputError
-from loopinterp.edges.graph_layout import layout_of
+from loopinterp.edges.unrolled_graph import layout_of
 from loopinterp.models import ResidualBelow, iterate, run_until
 from loopinterp.models.protocol import takes_loop
 from loopinterp.tasks import Batch

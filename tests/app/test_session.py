@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import loopinterp
-from loopinterp.app import stopping, workflow
+from loopinterp.app import session, workflow
 from loopinterp.app.catalogue import STUDIES
 from loopinterp.app.session import MOST_LOOPS, MOST_WORK, Session, open_run
 from loopinterp.app.workflow import analyze_run
@@ -159,7 +159,7 @@ def _can_draw(task: Task, n: int) -> bool:
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_every_task_has_the_lengths_that_commands_ask(task: Task, cutoff: int) -> None:
     model = _studied(task, cutoff)
-    asked = [*stopping._calibration_lengths(model), *workflow._lengths(model)]
+    asked = [*session._calibration_lengths(model), *workflow._lengths(model)]
     shortest = longest_length(task, 1)
     for n in asked:
         work = task.n_loops(n) * task.n_positions(n) ** 2

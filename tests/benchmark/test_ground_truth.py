@@ -15,8 +15,15 @@ from loopinterp.benchmark import (
     ground_truth_study,
     known_models,
 )
-from loopinterp.benchmark.mechanism_scores import score_heads, score_interchange, score_patching
-from loopinterp.benchmark.state_scores import rivals_of, score_dynamics, score_probes, score_verdict
+from loopinterp.benchmark.mechanism_scores import (
+    rivals_of,
+    score_dynamics,
+    score_heads,
+    score_interchange,
+    score_patching,
+    score_probes,
+    score_verdict,
+)
 from loopinterp.compiler.circuit import Directions
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result

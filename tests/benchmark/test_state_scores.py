@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from loopinterp.benchmark import known_models
-from loopinterp.benchmark.state_scores import (
+from loopinterp.benchmark.mechanism_scores import (
     _LEAST_BITS,
     _accuracy,
     score_dynamics,

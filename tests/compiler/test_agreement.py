@@ -8,14 +8,14 @@ import torch
 from loopinterp.compiler import (
     Compiled,
     add_noise,
-    agreement,
     check_disguise,
     compare_with_program,
     compile_program,
+    compiled,
     rotate,
     superpose,
 )
-from loopinterp.compiler.agreement import _unevenness
+from loopinterp.compiler.compiled import _unevenness
 from loopinterp.core.errors import InputError
 from loopinterp.programs import (
     has_seen,
@@ -52,7 +52,7 @@ def test_the_comparison_is_the_same_in_parts(ripple, monkeypatch):
     with torch.no_grad():
         ripple.model.state_dict()["block.1.mlp.fc_out.bias"] += 0.3
     at_once = compare_with_program(ripple, INPUTS, n_loops=4)
-    monkeypatch.setattr(agreement, "_CHUNK", 1)
+    monkeypatch.setattr(compiled, "_CHUNK", 1)
     parts = compare_with_program(ripple, INPUTS, n_loops=4)
     assert parts.wrong_values == at_once.wrong_values
     assert parts.wrong_answers == at_once.wrong_answers
@@ -151,7 +151,7 @@ def test_it_measures_the_largest_differences_at_every_loop(monkeypatch):
     assert check.logits.min() > 1e-3 and check.reads.min() > 1e-4
     # In the original a read is 0 or 1, so that it is the error that agreement reports.
     assert float(check.reads.max()) == pytest.approx(check.agreement.state_error, abs=1e-6)
-    monkeypatch.setattr("loopinterp.compiler.agreement._CHUNK", 1)
+    monkeypatch.setattr("loopinterp.compiler.compiled._CHUNK", 1)
     one_by_one = check_disguise(noisy, plain.compiled, plain.inputs, n_loops=plain.n_loops)
     assert torch.allclose(one_by_one.logits, check.logits, atol=1e-5)
     assert torch.allclose(one_by_one.reads, check.reads, atol=1e-5)

@@ -22,8 +22,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.expressions import MAX_RELATION
-from loopinterp.programs.nodes import MAX_DEPTH
+from loopinterp.programs.expressions import MAX_DEPTH, MAX_RELATION
 from tests.compiler.compiled_properties import agrees
 from tests.compiler.small_programs import every_input, program
 from tests.work import at_most

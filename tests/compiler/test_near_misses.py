@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from loopinterp.compiler import compile_program, near_misses, near_misses_by_kind
-from loopinterp.compiler.near_misses import _STORED_OTHERWISE
+from loopinterp.compiler.disguises import _STORED_OTHERWISE
 from loopinterp.core.errors import InputError
 from loopinterp.programs import equivalence, get_program, list_programs
 from loopinterp.tasks import IGNORE

@@ -20,8 +20,7 @@ from loopinterp.compiler import (
     superpose,
 )
 from loopinterp.programs import LoopProgram, get_program, list_programs, tokens
-from loopinterp.programs.expressions import TokMap
-from loopinterp.programs.nodes import postorder
+from loopinterp.programs.expressions import TokMap, postorder
 from loopinterp.programs.stock_programs import unique_set
 from loopinterp.tasks import UniqueSet
 from tests.compiler.compiled_properties import agrees

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from loopinterp.compiler import compile_program
+from loopinterp.compiler.assembly import StreamLayout, lay_out
 from loopinterp.compiler.circuit import FeatureNode, HeadNode, NeuronGroup
 from loopinterp.compiler.features import Feature
 from loopinterp.compiler.lowering import lower_program
-from loopinterp.compiler.stream_layout import StreamLayout, lay_out
 from loopinterp.compiler.validation import validate
 from loopinterp.programs import (
     LoopProgram,

@@ -34,8 +34,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.expressions import Aggregate, Select, Seq, ShiftRight, Var
-from loopinterp.programs.nodes import postorder
+from loopinterp.programs.expressions import Aggregate, Select, Seq, ShiftRight, Var, postorder
 from tests.compiler.random_programs import programs
 from tests.compiler.small_programs import every_input, program
 

@@ -13,9 +13,15 @@ from scipy.integrate import quad
 from scipy.special import expit
 from torch import Tensor
 
-from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
+from loopinterp.edges.edge_effects import (
+    SHARES,
+    EdgeEffects,
+    TiedCircuits,
+    adaptive_nodes,
+    areas,
+    top,
+)
 from loopinterp.edges.edge_runs import EdgeRuns
-from loopinterp.edges.path_quadrature import adaptive_nodes
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from tests.edges.by_hand import run_by_hand
 from tests.edges.test_edge_runs import ARCHITECTURES, LOOPS, model_with, tokens

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loopinterp.adapters.published_model import layer_sites
-from loopinterp.edges.graph_layout import HEADS, MLP, GraphLayout, layout_of
-from loopinterp.edges.unrolled_graph import UnrolledGraph
+from loopinterp.edges.unrolled_graph import HEADS, MLP, GraphLayout, UnrolledGraph, layout_of
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
 from tests.adapters.kinds import adapted

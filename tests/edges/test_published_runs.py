@@ -16,9 +16,8 @@ from loopinterp.adapters import OuroAdapter, adapt
 from loopinterp.edges import edge_graph, edge_study, path_patching, write_attribution_graph
 from loopinterp.edges.edge_effects import EdgeEffects
 from loopinterp.edges.edge_runs import graph_of_pairs
-from loopinterp.edges.graph_layout import layout_of
 from loopinterp.edges.published_runs import PublishedRuns
-from loopinterp.edges.unrolled_graph import UnrolledGraph
+from loopinterp.edges.unrolled_graph import UnrolledGraph, layout_of
 from loopinterp.models.taps import SILENT, Tap
 from tests.adapters.kinds import KINDS
 from tests.adapters.published import ouro, trm

@@ -10,7 +10,7 @@ import pytest
 
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.edges.figures import _ROLES
-from loopinterp.edges.graph_layout import SLOTS
+from loopinterp.edges.unrolled_graph import SLOTS
 from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.figures.circuit_graph import fragment
 

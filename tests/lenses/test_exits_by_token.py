@@ -12,8 +12,7 @@ from torch import Tensor
 
 from loopinterp.core.errors import InputError
 from loopinterp.lenses import ExitResult, exit_study
-from loopinterp.lenses.exits_by_loop import Per
-from loopinterp.lenses.weighted_exits import N_DEALS
+from loopinterp.lenses.exits_by_loop import N_DEALS, Per
 from loopinterp.models import ConfidenceAbove, EntropyBelow, ReadoutKL, run_frozen
 from loopinterp.tasks import Batch
 from loopinterp.tasks.task import IGNORE

@@ -8,8 +8,8 @@ from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.interventions.engine import answers_by_loop
 from loopinterp.models import LoopedTransformer, bind
-from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import NOT_SAID, Missing
+from loopinterp.pages.notebook_widget import PutIn, explore_change
 from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, Batch, token_words, words_at
 

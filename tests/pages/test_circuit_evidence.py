@@ -8,8 +8,8 @@ import torch
 from loopinterp.comparison import decodability, head_study, interchange_study
 from loopinterp.compiler import compile_program, draw_program
 from loopinterp.interventions import ablation_study
-from loopinterp.pages.circuit_evidence import Evidence, evidence_by_name
 from loopinterp.pages.run_record import Problem, Trouble
+from loopinterp.pages.sections import Evidence, evidence_by_name
 from loopinterp.programs import get_program
 from loopinterp.tasks import get_task
 

@@ -16,11 +16,11 @@ from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import Result
 from loopinterp.dynamics import convergence_study
 from loopinterp.pages import explore, read_report, read_run, write_comparison, write_report
+from loopinterp.pages.assets import tables_of
 from loopinterp.pages.comparison import _differing_settings, _fact_rows, _finding_rows
 from loopinterp.pages.exploration import page_json
 from loopinterp.pages.facts import Code, facts_of
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, spell_problem
-from loopinterp.pages.tables import tables_of
 from loopinterp.tasks import get_task
 from tests.pages import synthetic
 

@@ -26,11 +26,11 @@ from loopinterp.pages import (
     write_report,
     write_results,
 )
+from loopinterp.pages.assets import setting_groups
 from loopinterp.pages.facts import Code, Fact, Topic, introduction
 from loopinterp.pages.report import _made_figures, seconds
 from loopinterp.pages.run_record import Problem, Trouble, spell_problem
 from loopinterp.pages.sections import SECTIONS, section_views
-from loopinterp.pages.tables import setting_groups
 from loopinterp.programs import get_program
 from loopinterp.tasks import Addition
 from loopinterp.training import evaluate

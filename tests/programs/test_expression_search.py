@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from loopinterp.programs import tok_map, tokens, var
 from loopinterp.programs.expression_search import Atom, shortest_expression
-from loopinterp.programs.expressions import Seq
+from loopinterp.programs.expressions import Seq, postorder
 from loopinterp.programs.interpreter import Interpreter
-from loopinterp.programs.nodes import postorder
 
 A = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 B = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])

@@ -21,7 +21,6 @@ from loopinterp.programs import (
     full,
     indices,
     kqv,
-    nodes,
     select,
     shift_right,
     tok_map,
@@ -65,14 +64,14 @@ def test_equality_and_hash_are_those_of_structure():
 
 def test_nodes_that_nobody_holds_are_forgotten():
     gc.collect()
-    before = len(nodes._NODES)
+    before = len(expressions._NODES)
     x = tokens
     for i in range(100):
         x = x + (12345 + i)
-    assert len(nodes._NODES) >= before + 200
+    assert len(expressions._NODES) >= before + 200
     del x
     gc.collect()
-    assert len(nodes._NODES) == before
+    assert len(expressions._NODES) == before
 
 
 def test_operators_read_naturally():
@@ -111,8 +110,10 @@ def test_shared_parts_are_counted_once_but_written_out_within_bounds():
 
 def test_code_of_the_greatest_length_is_written_and_of_one_more_left_out():
     around = len(repr(var("x"))) - 1
-    longest, longer = (var("x" * (nodes.MAX_LENGTH - around + more)) for more in (0, 1))
-    assert len(repr(longest)) == nodes.MAX_LENGTH and eval(repr(longest), {**WORDS}) is longest
+    longest, longer = (var("x" * (expressions.MAX_LENGTH - around + more)) for more in (0, 1))
+    assert (
+        len(repr(longest)) == expressions.MAX_LENGTH and eval(repr(longest), {**WORDS}) is longest
+    )
     assert repr(longer) == "…"
 
 

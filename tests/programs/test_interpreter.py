@@ -24,8 +24,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.expressions import Select, ShiftRight
-from loopinterp.programs.nodes import postorder
+from loopinterp.programs.expressions import Select, ShiftRight, postorder
 from tests.programs.reference import SELECTORS, SEQUENCES, read
 
 pytestmark = pytest.mark.usefixtures("quick")

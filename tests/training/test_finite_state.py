@@ -25,7 +25,7 @@ from loopinterp.training import (
 from loopinterp.training.finite_state import with_initial_bits
 from loopinterp.training.recipes import RECIPES
 from loopinterp.training.run import RunError, RunFault
-from loopinterp.training.starting_model import starting_model
+from loopinterp.training.trainer import starting_model
 from tests.refusals import naming
 
 SMALL = RECIPES["addition"].replace(

@@ -16,7 +16,7 @@ from loopinterp.tasks import Sudoku
 from loopinterp.training import Run, evaluate
 from loopinterp.training.run import RunFault
 from loopinterp.zoo import Card, get_card, make_entry
-from loopinterp.zoo.model_card import Failure, measure_card
+from loopinterp.zoo.pretrained import Failure, measure_card
 from tests.refusals import naming
 from tests.training.tiny_run import refused
 

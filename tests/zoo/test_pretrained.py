@@ -26,7 +26,7 @@ from loopinterp.training import (
 )
 from loopinterp.training.run import CONFIG, WEIGHTS, RunFault
 from loopinterp.zoo import get_card, list_pretrained, pretrained_run
-from loopinterp.zoo.model_card import THIS
+from loopinterp.zoo.pretrained import THIS
 from tests.cli.test_cli import contents
 from tests.refusals import naming
 from tests.training.tiny_run import refused

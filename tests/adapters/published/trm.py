@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loopinterp.adapters.plain.trm import TinyRecursiveReasoningModel_ACTV1
+from loopinterp.adapters.plain.hrm import TinyRecursiveReasoningModel_ACTV1
 from tests.adapters.published.hrm import native, segments
 
 __all__ = ["native", "segments", "tiny"]
