@@ -86,6 +86,7 @@ def test_what_names_no_arrays_is_checked_without_shapes(checked: ModuleType) -> 
         checked.alias([torch.ones(2, 2, 2)])
     assert checked.plain(["a"]) == "a"
     for wrong in (([1],), ("a",), ([], 2)):  # the last by what it returns
+        runtime_types.start_test()
         with pytest.raises(TypeError, match="type hint"):
             checked.plain(*wrong)
 
