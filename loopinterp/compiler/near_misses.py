@@ -62,14 +62,13 @@ def near_misses_by_kind(
     batch = inputs_of(task, LENGTHS, 48, seed=seed)
     needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])
     answers = _answers(original, batch, needed)
+    how = {"interventions": SCREENED, "seed": seed, "drawn": {}}
 
     def is_near_miss(kind: str, miss: LoopProgram) -> bool:
         try:
             if not torch.equal(_answers(miss, batch, needed), answers):
                 return False
-            result = equivalence_at(
-                original, miss, ProgramOffset(), interventions=SCREENED, seed=seed
-            )
+            result = equivalence_at(original, miss, ProgramOffset(), **how)
             if result.equivalent and kind not in _STORED_OTHERWISE:
                 return False
             compile_program(miss, max_length=task.n_positions(2))

@@ -122,7 +122,8 @@ def equivalence(
     got = f"{second.name}, of {second.task} with {dict(second.task_settings)}"
     fix = "Compare programs that read the same inputs and answer the same question."
     need(alike, "other", expected, got, fix)
-    at_offset = partial(equivalence_at, first, second, lengths=tuple(lengths), seed=seed)
+    how = {"lengths": tuple(lengths), "seed": seed, "drawn": {}}
+    at_offset = partial(equivalence_at, first, second, **how)
     # The program must have begun when the other is done.
     longest = max(map(second.n_loops, lengths))
     fitting = [offset for offset in alignments() if longest + offset.shift >= 0]
@@ -146,7 +147,10 @@ def equivalence_at(
     interventions: int | None = INTERVENTIONS,
     exhaustive_to: int = 0,
     seed: int = 0,
+    drawn: dict[int, Batch] | None = None,
 ) -> Equivalence:
+    """``drawn`` holds the inputs of each length between calls with one task and seed."""
+    drawn = {} if drawn is None else drawn
     task = get_task(program.task, **program.task_settings)
     late = with_output_lag(program, offset.lag)
     generator = torch.Generator().manual_seed(seed)
@@ -162,7 +166,9 @@ def equivalence_at(
         if max(-offset.shift, 0) > n_loops:
             all_runs[n] = None
             continue
-        inputs = batch or inputs_of(task, (n,), EXAMPLES, seed=seed)
+        if not batch and n not in drawn:
+            drawn[n] = inputs_of(task, (n,), EXAMPLES, seed=seed)
+        inputs = batch or drawn[n]
         runs = PairedRuns(late, other, offset, inputs, n_loops)
         expected, answers = runs.clean_answers()
         differ = decided_difference(expected, answers)  # [loop, input, pos]
