@@ -99,7 +99,7 @@ def test_a_head_said_to_compute_another_selector_is_not_found():
 
 @pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2", "latched_chain"])
 def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
-    (known,) = known_models([name], n=8, examples=96)
+    (known,) = known_models([name], n=6, examples=96)
     (score,) = score_verdict(known).values()
     assert score.value >= 0.95
     no_rival = len(rivals_of(known.compiled.program)) == 1
@@ -107,7 +107,7 @@ def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
 
 
 def test_a_rival_that_is_said_to_run_is_not_named():
-    (sticky,) = known_models(["sticky_ripple"], n=8, examples=96)
+    (sticky,) = known_models(["sticky_ripple"], n=6, examples=96)
     assert score_verdict(said_to_run(sticky, "ripple"))["verdict"].value == 0
 
 
