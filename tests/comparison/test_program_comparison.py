@@ -97,7 +97,9 @@ def test_a_carry_held_for_a_while_is_neither_a_ripple_nor_a_sticky_one(program):
     ("program", "n"),
     [("parity", 6), ("copy", 4), ("binary_sum", 3), ("prefix_xor", 6), ("multiplication", 2)],
 )
-def test_the_programs_of_other_tasks_are_named(program, n):
+def test_the_programs_of_other_tasks_are_named(program, n, monkeypatch):
+    fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)  # than a name is given on
+    monkeypatch.setattr("loopinterp.comparison.program_comparison.TO_IDENTIFY", fewer)
     chosen = get_program(program)
     settings: dict[str, Any] = dict(chosen.task_settings)
     batch = drawn(chosen.task, n, **settings)
