@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
+    from loopinterp.programs.interpreter import Trace
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
@@ -91,7 +92,8 @@ class SpreadPairs:
         every = torch.arange(first, max(last, first + 1))
         spans = every.tensor_split(min(self.loops, len(every)))
         loops = [int(s[torch.randint(len(s), (), generator=generator)]) for s in spans]
-        traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]
+        runs = [p.trace(batch.inputs, n_loops=last) for p in programs]
+        traces = [run.variables for run in runs]
         most = 6 * self.pairs // len(loops) + 1  # candidates of each loop, six for a pair
         differing, alike = [], []
         for loop in loops:
@@ -114,7 +116,7 @@ class SpreadPairs:
         expected = "inputs that differ in a variable at a position with the same token"
         need_inputs(len(other) > 0, expected, f"{len(batch)} that do not", what="batch")
         other = self._repeat(other, traces, generator)
-        other = other[self._choose(other, programs, generator)]
+        other = other[self._choose(other, programs, runs, generator)]
         alike = alike[evenly_by_class(_token_classes(alike), self.same_value, generator)]
         return join([other, alike], KIND, (OTHER_VALUE, SAME_VALUE))
 
@@ -176,7 +178,11 @@ class SpreadPairs:
         return replace(pairs, second=second)
 
     def _choose(
-        self, pairs: InterchangePairs, programs: Sequence[LoopProgram], generator: torch.Generator
+        self,
+        pairs: InterchangePairs,
+        programs: Sequence[LoopProgram],
+        runs: Sequence[Trace],
+        generator: torch.Generator,
     ) -> Int[Tensor, " chosen"]:
         classes = _token_classes(pairs) * pairs.n_loops + pairs.loop
         classes = 2 * classes + (pairs.source_loop != pairs.loop)
@@ -189,7 +195,8 @@ class SpreadPairs:
         shape = (len(rest), pairs[rest].longest + 1, pairs.inputs.shape[1])
         # In place of the model's clean answers, equal for all programs.
         unchanged = torch.full(shape, -3, dtype=torch.int32, device=pairs.loop.device)
-        claims = [Prediction(program, pairs[rest]).claims(unchanged) for program in programs]
+        predictions = [Prediction(p, pairs[rest], trace=run) for p, run in zip(programs, runs)]
+        claims = [prediction.claims(unchanged) for prediction in predictions]
         separated = separations(claims).any(-1)
         # The pairs of programs take turns: each takes the next pair that separates it, so that
         # each has a queue of those that do, last first.

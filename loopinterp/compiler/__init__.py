@@ -1,7 +1,7 @@
 """The compiler: from a loop program to a looped transformer with a known circuit.
 
 Its stages: ``validation``, ``lowering`` (to ``features``, by ``heads`` and ``lookups``),
-``stream_layout``, ``assembly``.
+``assembly``.
 """
 
 import lazy_loader

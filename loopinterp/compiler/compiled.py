@@ -282,7 +282,7 @@ def _run(
     patterns = [(h, torch.stack([cache[name][:, h.head] for name in loops])) for h, loops in sites]
     in_coda = {h: f"coda.{h.layer}.{hook}" for h in heads if h.section == "coda"}
     if not in_coda:
-        return states, torch.stack([model.readout(h) for h in states]), patterns
+        return states, model.readout(states), patterns
     # A run that stops before its one loop reads all states out, as one batch.
     logits, cache = model.run_with_cache(
         tokens.repeat(len(states), 1),

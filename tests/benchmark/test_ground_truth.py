@@ -24,6 +24,7 @@ from loopinterp.benchmark.mechanism_scores import (
     score_probes,
     score_verdict,
 )
+from loopinterp.comparison import SpreadPairs
 from loopinterp.compiler.circuit import Directions
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
@@ -39,6 +40,13 @@ def ripple():
 def result(ripple):
     others = known_models(["parity", "copy"], n=4, examples=128)
     return ground_truth_study([ripple, *others])
+
+
+@pytest.fixture
+def fewer_pairs(monkeypatch):
+    """A name is given on a third of the usual pairs."""
+    fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
+    monkeypatch.setattr("loopinterp.comparison.program_comparison.TO_IDENTIFY", fewer)
 
 
 def said_to_run(known: KnownModel, program: str) -> KnownModel:
@@ -104,17 +112,19 @@ def test_a_head_said_to_compute_another_selector_is_not_found():
     assert score_heads(lied)["heads found"].value < 1
 
 
+@pytest.mark.usefixtures("fewer_pairs")
 @pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2", "latched_chain"])
 def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
-    (known,) = known_models([name], n=8, examples=96)
+    (known,) = known_models([name], n=6, examples=96)
     (score,) = score_verdict(known).values()
     assert score.value >= 0.95
     no_rival = len(rivals_of(known.compiled.program)) == 1
     assert np.isnan(score.control) if no_rival else score.control < score.value
 
 
+@pytest.mark.usefixtures("fewer_pairs")
 def test_a_rival_that_is_said_to_run_is_not_named():
-    (sticky,) = known_models(["sticky_ripple"], n=8, examples=96)
+    (sticky,) = known_models(["sticky_ripple"], n=6, examples=96)
     assert score_verdict(said_to_run(sticky, "ripple"))["verdict"].value == 0
 
 

@@ -290,7 +290,7 @@ def test_inputs_whose_runs_are_not_all_kept_teach_the_same(ripple, batch, monkey
 
 def test_what_a_change_does_not_reach_teaches_nothing():
     """Within a window only the positions that a change reaches are run."""
-    model, batch = load_pretrained("addition"), Addition().sample(24, batch_size=128, seed=0)
+    model, batch = load_pretrained("addition"), Addition().sample(12, batch_size=128, seed=0)
 
     def learned(reach: int | None) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)

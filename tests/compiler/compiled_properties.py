@@ -22,6 +22,20 @@ def exact(agreement: Agreement) -> bool:
     return agreement.exact and max(errors) < TOLERANCE
 
 
+@torch.no_grad()
+def loops_until_a_state_returns(compiled: Compiled, tokens: Tensor, most: int) -> int:
+    """Loops until a state equals an earlier one to the last bit, or ``most``.
+
+    The same loops then follow again: what holds up to there holds after any number of loops.
+    """
+    states: list[Tensor] = []
+    for loop, h in compiled.model.bind(tokens).run(most):
+        if any(torch.equal(h, before) for before in states):
+            return loop
+        states.append(h)
+    return most
+
+
 def holds_nothing_else(compiled: Compiled, tokens: Tensor, n_loops: int) -> None:
     """The state is the variables and the injected input, and undecided answers are no answers."""
     with torch.no_grad():

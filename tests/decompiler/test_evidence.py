@@ -101,7 +101,7 @@ def test_a_state_of_another_loop_tells_apart_what_exchanges_at_one_loop_do_not()
 
 @pytest.mark.parametrize("name", ["ripple", "prefix_xor"])
 def test_a_second_interchange_tells_apart_what_single_ones_do_not(name: str) -> None:
-    [miss, _] = near_misses_by_kind(name)["second change"]
+    miss = near_misses_by_kind(name, most=16)["second change"][0]  # one or two of each kind
     program, task = get_program(name), get_task(miss.task)
     model = compile_program(miss, max_length=6).model
     batch, generator = inputs_of(task, (4,), 48, seed=0), torch.Generator().manual_seed(0)

@@ -90,7 +90,11 @@ def check_sums(model: LoopedTransformer, n_loops: int) -> None:
 
 @pytest.mark.parametrize(("norm", "norm_type", "injection"), GRID)
 def test_parts_sum_to_the_logit_at_every_loop(norm: str, norm_type: str, injection: str) -> None:
-    for loop_norm, final_norm in itertools.product((False, True), repeat=2):
+    # Both norms of a loop and of the end, one or neither: either is held with one type of norm.
+    k = get_args(Norm).index(norm) + get_args(Injection).index(injection)
+    k += get_args(NormType).index(norm_type)
+    both = [(False, False), (True, True)] if k % 2 else [(False, True), (True, False)]
+    for loop_norm, final_norm in both:
         options = {"loop_norm": loop_norm, "final_norm": final_norm}
         check_sums(small(norm, norm_type, injection, **SURROUND, **options), n_loops=2)
 

@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "tuned lens": lambda out: lenses.fit_tuned_lens(_model(), BATCH, n_loops=3),
     "jacobian lens": lambda out: lenses.fit_jacobian_lens(_model(), BATCH, n_loops=2),
     "subspaces": lambda out: comparison.search_subspaces(_ripple(), BATCH, "ripple", steps=1),
-    "edges": lambda out: edges.edge_study(_ripple(), BATCH, OTHER),
+    "edges": lambda out: edges.edge_study(_ripple(), BATCH, OTHER, methods=["eap"], curve_points=2),
     "vjp": lambda out: dynamics.vjp(lambda h: h * h, torch.ones(1, 2, 3), torch.ones(1, 2, 3)),
 }
 
