@@ -222,7 +222,7 @@ def test_a_notebook_runs(
     stored = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     notebook = copy.deepcopy(stored)
     if name in DEAR:
-        small = Path(__file__).with_name("small_studies.py").read_text()
+        small = (ROOT / "tests" / "small_studies.py").read_text()
         notebook.cells.insert(0, nbformat.v4.new_code_cell(small))
     notebook = run_notebooks.execute(notebook, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
