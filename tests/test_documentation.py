@@ -25,6 +25,8 @@ import torch
 torch.set_num_threads(1)
 del warnings, torch
 """
+SMALL = Path(__file__).with_name("small_studies.py").read_text().partition("annotations\n")[2]
+SMALL_STUDIES = re.compile(r"compare_programs|decompil|local_stability")
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
@@ -34,7 +36,8 @@ def test_the_python_of_a_page_runs(
 ) -> None:
     shutil.copytree(barely_trained, tmp_path / "runs" / "demo")
     blocks = BLOCK.findall(page.read_text())
-    script = BEFORE + "\n".join(blocks)
+    code = "\n".join(blocks)
+    script = BEFORE + (SMALL if SMALL_STUDIES.search(code) else "") + code
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = warm_python.run("-c", script, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -45,6 +45,11 @@ TINY = ["--set", "steps=5", "--set", "model.d_model=8", "--set", "model.n_heads=
 TABLES["published_loss"] = ["--steps", "2"]
 TABLES["notebook_models"] = ["--steps", "2", "--samples", "2", "--to", "8", *TINY]
 
+COMPARING = {"circuit_vs_program", "ground_truth", "near_misses", "own_program", "seeds"}
+"""Scripts that run with small studies: most of their time went into comparisons of programs."""
+
+SMALL_STUDIES = (ROOT / "tests" / "small_studies.py").read_text()
+
 ELSEWHERE = (
     *(
         "ablated_circuits",
@@ -111,9 +116,13 @@ def script(warm_python: WarmPython) -> Run:
     """Runs a script in a folder; the lines that it prints."""
 
     def run(name: str, arguments: list[str], folder: Path) -> list[str]:
-        path = str(ROOT / "analyses" / f"{name}.py")
+        command = [str(ROOT / "analyses" / f"{name}.py")]
+        if name in COMPARING:
+            lines = ["import runpy, sys", f"sys.path[0] = {str(ROOT / 'analyses')!r}"]
+            lines.append(f"runpy.run_path({command[0]!r}, run_name='__main__')")
+            command = ["-c", "\n".join([SMALL_STUDIES, *lines])]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = warm_python.run(path, *arguments, cwd=folder, env=environment)
+        done = warm_python.run(*command, *arguments, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -222,8 +231,7 @@ def test_a_notebook_runs(
     stored = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     notebook = copy.deepcopy(stored)
     if name in DEAR:
-        small = Path(__file__).with_name("small_studies.py").read_text()
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(small))
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALL_STUDIES))
     notebook = run_notebooks.execute(notebook, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
     # Where they differ, analyses.run_notebooks makes the outputs of this code.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loopinterp import comparison, decompiler, edges, interventions, probing, training
+from loopinterp import comparison, decompiler, dynamics, edges, interventions, probing, training
 from loopinterp.compiler import compile_program, draw_program
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import Result, load_result
@@ -141,13 +142,18 @@ def every_result() -> dict[str, Result]:
         "decompilation_study": lambda: decompiler.decompilation_study(
             model, task, n=3, n_exchanges=100
         ),
-        "carry_study": lambda: probing.carry_study(model, task, n=6),
+        "carry_study": lambda: probing.carry_study(model, task, n=6, n_train=32, n_test=32),
         "evaluate": lambda: training.evaluate(model, task, [3], n_samples=20),
         "injected_carry_study": lambda: comparison.injected_carry_study(
             model, as_batch(task, n=16, batch_size=64)
         ),
         "patching_sweep": lambda: interventions.patching_sweep(model, batch, source, component="z"),
-        "edge_study": lambda: edges.edge_study(model, batch, source),
+        "edge_study": lambda: edges.edge_study(
+            model, batch[:4], source[:4], n_steps=2, curve_points=4
+        ),
+        "local_stability_study": lambda: dynamics.local_stability_study(
+            model, batch, k=1, growth_loops=2, lyapunov_loops=8
+        ),
     }
     others = {name: lambda run=run: run(model, batch) for name, run in STUDIES.items()}
     return {name: run() for name, run in {**others, **own}.items()}
@@ -171,12 +177,15 @@ def hostile_and_harmless(
         write_arrays(path, arrays, metadata={name: json.dumps(new)})
         return load_result(path)
 
+    def said(new: dict[str, Any]) -> None:
+        read(new).findings()
+
     def drawn(new: dict[str, Any]) -> None:
         _, problems = section_views(RunRecord(name="", results={"result": read(new)}))
         assert not problems
 
     asked = hostile({*texts_of(header)} - refused)
-    bad = taken(header, drawn, taken(header, read, asked))
+    bad = taken(header, drawn, taken(header, said, taken(header, read, asked)))
     refused.update(asked.keys() - bad.keys())
     return read(renamed(header, bad)), read(renamed(header, harmless(bad))), len(bad)
 
@@ -224,7 +233,11 @@ def look(browser: Browser, page_path: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_strings_of_results(browser: Browser, tmp_path: Path) -> None:
+def test_strings_of_results(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Thousands of files are written, and none has to outlast a loss of power.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
     pages: dict[str, dict[str, Result]] = {ATTACKS[0]: {}, "harmless": {}}
     refused: set[str] = set()
     for k, (name, result) in enumerate(every_result().items()):

@@ -1,0 +1,35 @@
+"""The first lines of a page, script or notebook in the tests: defaults of the dearest studies in
+small, as rooms test them.
+
+Sizes that a page passes itself are as they are printed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def make_studies_small() -> None:
+    """A notebook may take any name for its own: whatever is needed later is local here."""
+    import inspect
+
+    from loopinterp import decompiler, dynamics
+    from loopinterp.comparison import SpreadPairs, program_comparison
+
+    def by_default(function: Any, **small: int) -> None:
+        # Those of the innermost function hold however it is called, and by whom.
+        defaults = inspect.unwrap(function).__kwdefaults__
+        assert small.keys() <= defaults.keys()
+        defaults.update(small)
+
+    by_default(SpreadPairs.__init__, pairs=192)
+    # Thirteen programs are still told apart by 768 pairs.
+    program_comparison.TO_IDENTIFY = SpreadPairs(pairs=768, same_value=64, repeated=0.5)
+    by_default(decompiler.decompile, contexts=12, examples=16, n_exchanges=1000)
+    by_default(decompiler.decompilation_study, n_exchanges=1000)
+    spaces = {"k": 2, "growth_loops": 2, "lyapunov_loops": 8, "max_vectors": 8, "max_products": 24}
+    by_default(dynamics.local_stability_study, **spaces)
+
+
+if __name__ == "__main__":  # as in a kernel, and not where pytest imports all there is
+    make_studies_small()
