@@ -11,7 +11,7 @@ KEPT = {
     "a run reaches": "comparison/counts.py",
     "no run reaches": "comparison/counts.py",
     "planted": "injected_carry.py evidence.py zoo.md",
-    "settled": "near_misses.py mutations.py lens_by_loop.py results/programs.md",
+    "settled": "disguises.py mutations.py lens_by_loop.py results/programs.md",
     "kick": "reachability.py",
     "kicks": "reachability.py",
     "exchanges": "decompilation.py decompilation_study.py",
