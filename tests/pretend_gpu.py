@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -104,37 +105,38 @@ def _waits(what: str) -> None:
         tell(what)
 
 
-# An operation takes and gives tensors, lists and dictionaries; the functions of torch's pytree, for
+# An operation takes and gives tensors, and lists of them; the functions of torch's pytree, for
 # values of any kind, take as long as small operations do.
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _leaves(part)
-    elif isinstance(value, dict):
-        yield from _leaves([*value.values()])
-    else:
-        yield value
+def _numbers_of(value: Any, here: list[OnDevice], apart: list[torch.Tensor]) -> Any:
+    """A value with the numbers of its tensors on the device; these, and the others, are noted."""
+    if isinstance(value, OnDevice):
+        here.append(value)
+        return value.held
+    if isinstance(value, torch.Tensor):
+        apart.append(value)
+    elif isinstance(value, (list, tuple)):
+        return type(value)([_numbers_of(part, here, apart) for part in value])
+    return value
 
 
-def _changed(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """A value with all that is of a kind changed."""
-    if isinstance(value, kind):
-        return change(value)
+def _on_device(value: Any) -> Any:
+    """A result with all its tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        return OnDevice(value)
     if isinstance(value, (list, tuple)):
-        return type(value)([_changed(kind, change, part) for part in value])
-    if isinstance(value, dict):
-        return {key: _changed(kind, change, part) for key, part in value.items()}
+        return type(value)([_on_device(part) for part in value])
     return value
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation, on the CPU; refused where a GPU would refuse it."""
     packet = func.overloadpacket
-    flat = [*_leaves((args, kwargs))]
-    here = [x for x in flat if isinstance(x, OnDevice)]
-    apart = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, OnDevice)]
+    here: list[OnDevice] = []
+    apart: list[torch.Tensor] = []
+    numbers = _numbers_of(args, here, apart)
+    options = {key: _numbers_of(value, here, apart) for key, value in kwargs.items()}
     asked = kwargs.get("device")
     target = _is_device(asked) if asked is not None else bool(here)
     if packet is aten.copy_:
@@ -161,11 +163,10 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         and not (packet is aten.repeat_interleave and kwargs.get("output_size") is not None)
     ):
         _waits(str(func))
-    held = _changed(OnDevice, lambda x: x.held, (args, kwargs))
     if _is_device(asked):
-        held[1]["device"] = torch.device("cpu")
-    held[1].pop("pin_memory", None)
-    out = func(*held[0], **held[1])
+        options["device"] = torch.device("cpu")
+    options.pop("pin_memory", None)
+    out = func(*numbers, **options)
     if packet in _COPIES and not target:
         if packet is aten.copy_:
             return args[0]
@@ -173,8 +174,16 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return out
     if not target:
         return out
-    out = _changed(torch.Tensor, OnDevice, out)
-    return return_and_correct_aliasing(func, args, kwargs, out) if here else out
+    out = _on_device(out)
+    if not here or not _gives_an_argument(func):
+        return out
+    return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+@cache
+def _gives_an_argument(func: Any) -> bool:
+    """Whether results share memory with an argument, as a view does, or are one."""
+    return any(result.alias_info is not None for result in func._schema.returns)
 
 
 def _mismatch(func: Any) -> RuntimeError:

@@ -33,6 +33,7 @@ from loopinterp import (
 from loopinterp.adapters import adapt
 from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
+from loopinterp.decompiler.evidence import judged_lengths
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, generate
 from loopinterp.tasks import Addition, Batch
 from loopinterp.training import Trainer, TrainingConfig
@@ -209,6 +210,9 @@ OF_KNOWN = {"edge_study", "search_subspaces", "patching_sweep"}
 PLANNED_ON_THE_CPU = {"compare_programs", "interchange_study", "head_study"}
 """Studies that bring their data to the model themselves."""
 
+OF_EACH_EXAMPLE = {"convergence_study", "local_stability_study", "reachability_study"}
+"""Studies that take as many steps as there are examples, or more."""
+
 ON_THE_CPU_ALONE = {"edge_study"}
 
 TIES = {"carry_study": 0.02}
@@ -219,7 +223,8 @@ TIES = {"carry_study": 0.02}
 def data_for(name: str) -> Any:
     if name in OF_A_TASK:
         return Addition()
-    n, size = {"injected_carry_study": (16, 48), "compare_programs": (4, 8)}.get(name, (5, 12))
+    sizes = {"injected_carry_study": (16, 48), "compare_programs": (4, 8)}
+    n, size = sizes.get(name, (5, 4 if name in OF_EACH_EXAMPLE else 12))
     return Addition().sample(n, batch_size=size, generator=seeded(), distribution="propagate")
 
 
@@ -281,6 +286,11 @@ def test_fitted_lenses(kind: str) -> None:
     torch.testing.assert_close(there.matrix, here.matrix, rtol=1e-3, atol=1e-4)
     on_cpu = lenses.lens_study(model.cpu(), x, lens=here, inside=True)
     np.testing.assert_allclose(read.data["kl"], on_cpu.data["kl"], rtol=1e-3, atol=1e-4)
+
+
+def test_lengths_of_evidence(device: torch.device) -> None:
+    here, there = model_of("learned"), model_of("learned").to(device)
+    assert judged_lengths(there, Addition(), [3]) == judged_lengths(here, Addition(), [3])
 
 
 def test_edges_are_refused_elsewhere() -> None:

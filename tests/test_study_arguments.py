@@ -50,12 +50,16 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_spectral=0),
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
     "geometry_study": lambda m, d: dynamics.geometry_study(m, d, limit_steps=10),
-    "reachability_study": lambda m, d: dynamics.reachability_study(m, d, n_loops=20),
+    "reachability_study": lambda m, d: dynamics.reachability_study(
+        m, d, n_loops=20, kicks=(0.01, 1.0), n_noise=1, n_others=1, n_draws=1
+    ),
     "basin_map": lambda m, d: dynamics.basin_map(m, d, n_loops=20, points=3),
     "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
         m, d, n_loops=20, n_sensitivity=1, n_probes=1
     ),
-    "local_stability_study": lambda m, d: dynamics.local_stability_study(m, d, k=1),
+    "local_stability_study": lambda m, d: dynamics.local_stability_study(
+        m, d, k=1, n_loops=12, growth_loops=2, lyapunov_loops=8
+    ),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
     "explore": pages.explore,
@@ -71,7 +75,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "interchange_study": lambda m, d: comparison.interchange_study(
         m, d, "ripple", pairs_per_loop=4
     ),
-    "decompilation_study": lambda m, d: decompiler.decompilation_study(m, d, n=3, n_exchanges=100),
+    "decompilation_study": lambda m, d: decompiler.decompilation_study(
+        m, d, n=3, lengths=[3], n_exchanges=100
+    ),
     "ablation_study": lambda m, d: interventions.ablation_study(
         m, d, kinds=("zero",), when=("all",)
     ),
