@@ -58,7 +58,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
         m, d, n_loops=20, n_sensitivity=1, n_probes=1
     ),
     "local_stability_study": lambda m, d: dynamics.local_stability_study(
-        m, d, k=1, n_loops=12, growth_loops=2, lyapunov_loops=8
+        m, d, k=1, growth_loops=2, lyapunov_loops=8
     ),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
@@ -87,7 +87,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "edge_study": lambda m, d: edges.edge_study(m, d, d),
     "feature_study": lambda m, d: features.feature_study(m, d, _dictionary(m)),
-    "carry_study": lambda m, d: probing.carry_study(m, d, n=16, n_short=8),
+    "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
 

@@ -361,7 +361,10 @@ def test_studies_of_a_quantised_model(change: Callable[[nn.Linear], nn.Linear]) 
     published, tokens = KINDS["ouro"].build(), tokens_of("ouro")
     plain, model = adapt(mapped(published, dequantised)), adapt(mapped(published, change))
     base, source = tokens[:2], tokens[1:]
-    edges = [edge_study(each, base, source, n_loops=1) for each in (plain, model)]
+    edges = [
+        edge_study(each, base, source, n_loops=1, n_steps=4, curve_points=3)
+        for each in (plain, model)
+    ]
     assert edges[0].data["effect"].max() > 0.1
     assert abs(edges[0].data["effect"] - edges[1].data["effect"]).max() < 1e-4
     options: dict[str, Any] = {"n_loops": 2, "component": "resid_pre"}
