@@ -25,7 +25,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "extrapolation": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=4),
     "geometry": lambda m, d: dynamics.geometry_study(m, d, limit_steps=2),
-    "reachability": lambda m, d: dynamics.reachability_study(m, d, n_loops=4),
+    "reachability": lambda m, d: dynamics.reachability_study(
+        m, d, n_loops=4, kicks=(0.1,), n_noise=1, n_others=1, n_draws=1
+    ),
     "basin_map": lambda m, d: dynamics.basin_map(m, d, n_loops=3, points=3),
     "input_dependence": lambda m, d: dynamics.input_dependence_study(
         m, d, n_loops=3, n_sensitivity=1, n_probes=1
@@ -37,8 +39,8 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
         k=1,
         tol=0.3,
         max_vectors=4,
-        max_products=8,
-        growth_loops=2,
+        max_products=4,
+        growth_loops=1,
         lyapunov_loops=8,
     ),
     "attention_stabilisation": lambda m, d: dynamics.attention_stabilisation_study(m, d, n_loops=3),

@@ -46,9 +46,9 @@ SCHEMA = fields(
 N_LOOPS = 3
 
 
-def studied(**options: Any) -> EdgeStudy:
-    model, (base, source) = model_with(n_layers=2, d_mlp=4, n_prelude=1, n_coda=1), tokens()
-    options = {"methods": ["edge_ig", "exact"], "n_steps": 3, "curve_points": 3, **options}
+def studied(*, n_layers: int = 2, **options: Any) -> EdgeStudy:
+    model, (base, source) = model_with(n_layers=n_layers, d_mlp=4, n_prelude=1, n_coda=1), tokens()
+    options = {"methods": ["edge_ig"], "n_steps": 3, "curve_points": 3, **options}
     return edge_study(model, base, source, n_loops=N_LOOPS, **options)
 
 
@@ -63,7 +63,7 @@ def written(result: EdgeStudy, folder: Path, **options: Any) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("options", [{}, {"split": True}, {"neurons": {"block.1.one": [0, 2]}}])
+@pytest.mark.parametrize("options", [{}, {"split": True}, {"neurons": {"block.0.one": [0, 2]}}])
 def test_links_add_up_to_the_effects_of_tied_edges(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,8 +71,7 @@ def test_links_add_up_to_the_effects_of_tied_edges(
     monkeypatch.setitem(sys.modules, "rfc3987_syntax", None)
     import jsonschema
 
-    # Links have no effects of tied edges: the others need none of these scores.
-    result = studied(**options, methods=["edge_ig"]) if options else studied_once()
+    result = studied(**options, n_layers=1) if options else studied_once()
     every = int(result.data["pruned"].count())
     document = written(result, tmp_path, score="edge_ig", count=every)
     jsonschema.validate(document, SCHEMA)
@@ -138,13 +137,12 @@ def test_by_default_it_is_the_pruned_circuit(tmp_path: Path) -> None:
 
 
 def test_a_score_of_tied_edges_alone_has_no_weights(tmp_path: Path) -> None:
-    result = studied_once()
+    result = studied(n_layers=1, threshold=10.0, methods=["edge_ig", "exact"])
     for score in ("exact", "eap"):
         with pytest.raises(InputError) as caught:
             write_attribution_graph(result, tmp_path / "graph.json", score=score)
         assert caught.value.what == "score"
-    none = studied(threshold=10.0, methods=["edge_ig"])
-    assert not none.tied_edges()
+    assert not result.tied_edges()
     with pytest.raises(InputError) as caught:
-        write_attribution_graph(none, tmp_path / "graph.json")
+        write_attribution_graph(result, tmp_path / "graph.json")
     assert caught.value.what == "result" and not [*tmp_path.iterdir()]
