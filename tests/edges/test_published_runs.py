@@ -191,7 +191,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str, stream_norms:
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "n_steps"), [("ouro", 30), ("huginn", 15), ("albert", 30)])
+@pytest.mark.parametrize(("name", "n_steps"), [("ouro", 30), ("huginn", 24), ("albert", 30)])
 def test_integrated_gradients_add_up_to_the_whole_effect(
     name: str, n_steps: int, stream_norms: Any
 ) -> None:
@@ -202,7 +202,7 @@ def test_integrated_gradients_add_up_to_the_whole_effect(
     along_input = effects.scores("eap_ig", n_steps=n_steps)[0].sum(0)
     torch.testing.assert_close(along_input, changes, atol=limit, rtol=0)
     # Through many norms as nodes, the path bends more.
-    n_steps *= 2 if stream_norms == "nodes" and name == "huginn" else 1
+    n_steps *= 2 if stream_norms == "nodes" and name != "ouro" else 1
     along_edges = effects.scores("edge_ig", n_steps=n_steps).sum((0, 1))
     torch.testing.assert_close(along_edges, changes, atol=limit, rtol=0)
 
