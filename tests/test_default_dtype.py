@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp import edges, interventions
+from loopinterp import edges, interventions, probing
 from loopinterp.core.results import load_result
 from loopinterp.tasks import Addition, as_batch, get_task
 from tests.test_study_arguments import OF_A_TASK, OF_GIVEN_PAIRS, STUDIES, _model
@@ -34,6 +34,8 @@ def _data(name: str) -> Any:
 
 def _result(name: str, model: Any) -> Any:
     data = _data(name)
+    if name == "carry_study":
+        return probing.carry_study(model, data, n=16, loops=[0, 4], n_short=8)
     if name in OF_GIVEN_PAIRS:
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
         if name == "edge_study":

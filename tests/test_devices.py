@@ -27,6 +27,7 @@ from loopinterp import (
     interventions,
     lenses,
     models,
+    probing,
     training,
 )
 from loopinterp.adapters import adapt
@@ -200,6 +201,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = ASKED | {
     "search_subspaces": lambda m, d: comparison.search_subspaces(
         m, d, "ripple", ranks=(1,), steps=2
     ),
+    "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
     "patching_sweep": _patching,
 }
 OF_KNOWN = {"edge_study", "search_subspaces", "patching_sweep"}

@@ -87,7 +87,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "edge_study": lambda m, d: edges.edge_study(m, d, d),
     "feature_study": lambda m, d: features.feature_study(m, d, _dictionary(m)),
-    "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
+    "carry_study": lambda m, d: probing.carry_study(m, d, n=16, n_short=8),
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
 

@@ -198,7 +198,7 @@ def test_adaptive_integrals_are_those_of_scipy_on_a_model_with_sharp_attention()
     np.testing.assert_allclose(coarse, expected, atol=1e-3)
     np.testing.assert_allclose(adaptive[0, :, 0], expected, atol=4e-3)
     # All edges together are the change of the metric itself.
-    assert expected.sum() == pytest.approx(share, abs=4e-3)
+    assert float(np.sum(expected)) == pytest.approx(share, abs=4e-3)
     integral = effects.integrals["eap_ig"]
     assert integral.gap <= integral.estimated <= 1e-3
     # At as many gradients the midpoint rule is farther away.
