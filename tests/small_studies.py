@@ -1,7 +1,7 @@
-"""The first lines of a page, script or notebook in the tests: defaults of the dearest studies in
-small, as rooms test them.
+"""The first lines of a page, script or notebook in the tests: the dearest studies in small, as
+rooms test them.
 
-Sizes that a page passes itself are as they are printed.
+Most sizes that a page passes itself are as they are printed; a few are cut to a limit.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 def make_studies_small() -> None:
     """A notebook may take any name for its own: whatever is needed later is local here."""
+    import functools
     import inspect
 
-    from loopinterp import decompiler, dynamics
+    from loopinterp import comparison, decompiler, dynamics, features, probing, training
     from loopinterp.comparison import SpreadPairs, program_comparison
 
     def by_default(function: Any, **small: int) -> None:
@@ -22,6 +23,22 @@ def make_studies_small() -> None:
         assert small.keys() <= defaults.keys()
         defaults.update(small)
 
+    def at_most(room: Any, name: str, **sizes: int) -> None:
+        function = getattr(room, name)
+        assert sizes.keys() <= inspect.signature(function).parameters.keys()
+
+        @functools.wraps(function)
+        def smaller(*arguments: Any, **options: Any) -> Any:
+            small = {one: min(options.get(one, most), most) for one, most in sizes.items()}
+            return function(*arguments, **options | small)
+
+        setattr(room, name, smaller)
+
+    at_most(features, "train_autoencoder", steps=20)
+    at_most(training, "evaluate", n_samples=20)
+    at_most(probing, "carry_study", n_train=32, n_test=32)
+    at_most(comparison, "reduction_study", pairs=64, batch_size=64)
+    at_most(decompiler, "decompile", n_exchanges=1000)
     by_default(SpreadPairs.__init__, pairs=192)
     # Thirteen programs are still told apart by 768 pairs.
     program_comparison.TO_IDENTIFY = SpreadPairs(pairs=768, same_value=64, repeated=0.5)

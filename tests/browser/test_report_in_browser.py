@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,6 +152,22 @@ def test_text_stands_out_from_its_page(opener: Opener, scheme: str) -> None:
     assert min(opener.drawn(scheme=scheme).page.evaluate(_CONTRASTS)) > 4.5
 
 
+@pytest.fixture(scope="module")
+def steady(opener: Opener) -> Iterator[Page]:
+    """A page for tests that leave it as it was, but for where it is scrolled to."""
+    page = opener().page
+    yield page
+    page.context.close()
+
+
+@pytest.fixture(scope="module")
+def motionless(opener: Opener) -> Iterator[Page]:
+    """The same with reduced motion."""
+    page = opener(motion="reduce").page
+    yield page
+    page.context.close()
+
+
 def test_figures_wait_until_they_come_near(fresh: Fresh) -> None:
     page = fresh()
     last = page.locator("section > figure.card").last
@@ -160,8 +176,8 @@ def test_figures_wait_until_they_come_near(fresh: Fresh) -> None:
     last.locator("svg.main-svg").first.wait_for()
 
 
-def test_the_slider_goes_from_loop_to_loop_by_keyboard(fresh: Fresh) -> None:
-    page = fresh()
+def test_the_slider_goes_from_loop_to_loop_by_keyboard(steady: Page) -> None:
+    page = steady
     figure = page.locator("figure.card", has=page.locator(".loop-slider"))
     figure.scroll_into_view_if_needed()
     heat = figure.locator(".heatmaplayer image").first
@@ -178,8 +194,8 @@ def test_the_slider_goes_from_loop_to_loop_by_keyboard(fresh: Fresh) -> None:
     assert figure.locator("output").inner_text() == before_last
 
 
-def test_the_legend_hides_and_shows_lines(fresh: Fresh) -> None:
-    page = fresh()
+def test_the_legend_hides_and_shows_lines(steady: Page) -> None:
+    page = steady
     figure = page.locator("#generalisation figure.card")
     figure.scroll_into_view_if_needed()
     lines = figure.locator(".scatterlayer .trace")
@@ -210,16 +226,16 @@ def test_the_theme_can_be_switched_and_figures_follow(fresh: Fresh) -> None:
     assert page.locator("html").get_attribute("data-theme") == "dark"
 
 
-def test_with_reduced_motion_nothing_plays(fresh: Fresh) -> None:
-    page = fresh(motion="reduce")
+def test_with_reduced_motion_nothing_plays(motionless: Page) -> None:
+    page = motionless
     assert page.locator(".loop-slider").count() == 1
     assert not page.locator(".loop-slider button").is_visible()
     behaviour = page.evaluate("getComputedStyle(document.documentElement).scrollBehavior")
     assert behaviour == "auto"
 
 
-def test_data_and_images_can_be_downloaded(fresh: Fresh) -> None:
-    page = fresh()
+def test_data_and_images_can_be_downloaded(steady: Page) -> None:
+    page = steady
     with page.expect_download() as waiting:
         page.locator("#generalisation .links a").first.click()
     assert waiting.value.suggested_filename == "generalisation-1-exact-match-by-length.csv"
@@ -232,8 +248,8 @@ def test_data_and_images_can_be_downloaded(fresh: Fresh) -> None:
     assert "<svg" in image and "random subspace" in image
 
 
-def test_the_contents_lead_to_sections_and_mark_the_one_in_view(fresh: Fresh) -> None:
-    page = fresh(motion="reduce")
+def test_the_contents_lead_to_sections_and_mark_the_one_in_view(motionless: Page) -> None:
+    page = motionless
     page.locator(".contents").get_by_role("link", name="Program and model").click()
     page.wait_for_selector(".contents a[href='#program'][aria-current]")
     page.wait_for_selector("#program figure.card[data-drawn]")
@@ -241,8 +257,8 @@ def test_the_contents_lead_to_sections_and_mark_the_one_in_view(fresh: Fresh) ->
     assert page.get_by_role("link", name="Rival programs").is_visible()
 
 
-def test_a_link_to_a_folded_figure_opens_the_fold(fresh: Fresh) -> None:
-    page = fresh(motion="reduce")
+def test_a_link_to_a_folded_figure_opens_the_fold(motionless: Page) -> None:
+    page = motionless
     folded = page.locator("details.more figure.card", has_text="Update angle")
     assert not folded.is_visible()
     page.locator(".contents").get_by_role("link", name="Convergence").click()

@@ -461,18 +461,33 @@ def _environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(loopinterp.__file__).parent.parent)} | more
 
 
+IN_TURN = """
+import json, sys
+import loopinterp.cli
+statuses = []
+for words in json.loads(sys.argv[1]):
+    try:
+        loopinterp.cli.main(words)
+    except SystemExit as stop:
+        statuses.append(stop.code or 0)
+print(statuses)
+"""
+"""Runs commands one after another, and prints their statuses."""
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
 def test_what_a_terminal_cannot_write_does_not_change_the_status(
     warm_python: WarmPython, run: Path, encoding: str
 ) -> None:
     odd = run.parent / os.fsdecode(b"r\xff \xe2\x80\x94")  # no UTF-8, and a dash that Latin-1 lacks
     shutil.copytree(run, odd)
-    for words in (["evaluate", odd, "--length", "2", "--samples", "4"], ["report", odd], ["tasks"]):
-        arguments = ["-m", "loopinterp", *map(str, words)]
-        done = warm_python.run(*arguments, env=_environment(PYTHONIOENCODING=encoding))
-        assert done.returncode == 0, done.stderr
-    done = warm_python.run("-m", "loopinterp", "report", str(odd / "absent"), env=_environment())
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    commands = [["evaluate", odd, "--length", "2", "--samples", "4"], ["report", odd], ["tasks"]]
+    commands = [list(map(str, words)) for words in [*commands, ["report", odd / "absent"]]]
+    done = warm_python.run(
+        "-c", IN_TURN, json.dumps(commands), env=_environment(PYTHONIOENCODING=encoding)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 2]" and "Traceback" not in done.stderr
 
 
 @pytest.fixture
@@ -526,10 +541,9 @@ def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_python_m_is_the_same_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "loopinterp", "report", str(tmp_path / "absent")]
-    environment = os.environ | {"PYTHONPATH": str(Path(loopinterp.__file__).parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+def test_python_m_is_the_same_command(warm_python: WarmPython, tmp_path: Path) -> None:
+    command = ["-m", "loopinterp", "report", str(tmp_path / "absent")]
+    done = warm_python.run(*command, env=_environment())
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("Error: run ")
