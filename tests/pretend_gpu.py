@@ -203,7 +203,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         generator = kwargs.get("generator")
-        if isinstance(generator, _Generator):  # one in the operation itself is not ours any more
+        if hasattr(generator, "on_device"):  # one in the operation itself is not ours any more
             device = kwargs.get("device") or next(
                 (x.device for x in args if isinstance(x, torch.Tensor)), "cpu"
             )
@@ -217,7 +217,17 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Generator(torch.Generator):
+_REAL = torch.Generator
+
+
+class _AnyGenerator(type(torch.Generator)):
+    """A module that is first imported here names the type for good, and later gets real ones."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _REAL)
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
     """One that says of which device it is."""
 
     on_device: bool
