@@ -387,7 +387,8 @@ def test_a_change_at_one_loop_is_that_of_a_plain_hook_at_that_call(name: str) ->
     outputs = [slot for slot in model.slots if not slot.is_input]
     clean = model(inputs, return_type="states")
     assert {slot.path for slot in outputs} >= {case.last}
-    ends = [f"loops.{loop}.hook_state_post" for loop in range(case.n_loops)]
+    reached = [f"loops.{loop}.hook_state_post" for loop in range(case.n_loops)]
+    reached.insert(0, "loops.0.hook_state_pre")
     for slot in outputs:
         module = published(name).get_submodule(slot.path)
         per_loop = sum(x.path == slot.path and not x.is_input for x in model.slots)
@@ -402,11 +403,11 @@ def test_a_change_at_one_loop_is_that_of_a_plain_hook_at_that_call(name: str) ->
             same: list[bool] = []
 
             def compare(x: Tensor, hook: Any, same: list[bool] = same) -> None:
-                same.append(torch.equal(x, clean[len(same) + 1]))
+                same.append(torch.equal(x, clean[len(same)]))
 
-            hooks = [(site, lambda x, hook: edit(x)), (ends, compare)]
+            hooks = [(site, lambda x, hook: edit(x)), (reached, compare)]
             assert close(model.run_with_hooks(inputs, fwd_hooks=hooks), expected), site
-            assert same == [True] * loop + [False] * (case.n_loops - loop), site
+            assert same == [True] * (loop + 1) + [False] * (case.n_loops - loop), site
 
 
 @every

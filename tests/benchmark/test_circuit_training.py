@@ -112,9 +112,9 @@ def test_a_circuit_of_variables_alone(quick: Compiled) -> None:
 
 @pytest.mark.slow
 def test_training_comes_to_follow_interchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_training, "_RATE", 1e-2)  # so short a training has no time
-    monkeypatch.setattr(circuit_training, "_WARM_UP", 20)
-    trained = train_to_circuit("prefix_xor", n=3, steps=300, d_model=16)
+    monkeypatch.setattr(circuit_training, "_RATE", 5e-3)  # so short a training has no time
+    monkeypatch.setattr(circuit_training, "_WARM_UP", 30)
+    trained = train_to_circuit("prefix_xor", n=3, steps=450, d_model=32)
     about = BenchmarkModel("prefix_xor", TRAINED)
     known = KnownCircuit(about, trained, *about.pairs(), {})
     places = {"prefix": trained.circuit.subspace("prefix")}

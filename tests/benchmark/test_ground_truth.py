@@ -24,7 +24,6 @@ from loopinterp.benchmark.mechanism_scores import (
     score_probes,
     score_verdict,
 )
-from loopinterp.comparison import SpreadPairs
 from loopinterp.compiler.circuit import Directions
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
@@ -40,13 +39,6 @@ def ripple():
 def result(ripple):
     others = known_models(["parity", "copy"], n=4, examples=128)
     return ground_truth_study([ripple, *others])
-
-
-@pytest.fixture
-def fewer_pairs(monkeypatch):
-    """A name is given on a third of the usual pairs."""
-    fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
-    monkeypatch.setattr("loopinterp.comparison.program_comparison.TO_IDENTIFY", fewer)
 
 
 def said_to_run(known: KnownModel, program: str) -> KnownModel:
