@@ -1,3 +1,4 @@
+from .adapt import FourMethodAdapter as FourMethodAdapter
 from .adapt import TokenWords as TokenWords
 from .adapt import adapt as adapt
 from .adapt import load_published as load_published
@@ -6,7 +7,6 @@ from .adapt import tokenize as tokenize
 from .albert import AlbertAdapter as AlbertAdapter
 from .architectures import AdaptedModelConfig as AdaptedModelConfig
 from .architectures import keep_outputs as keep_outputs
-from .four_methods import FourMethodAdapter as FourMethodAdapter
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter
 from .huginn import HuginnAdapter as HuginnAdapter

@@ -21,8 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from loopinterp.benchmark.folder import Exercise, KnownCircuit
-from loopinterp.benchmark.known_models import KnownModel
+from loopinterp.benchmark.known_models import Exercise, KnownCircuit, KnownModel
 from loopinterp.benchmark.mechanism_scores import interchange_variables, probed_subspaces
 from loopinterp.comparison.program_comparison import compare_programs
 from loopinterp.comparison.subspace_search import labelled_states, mean_directions

@@ -17,7 +17,7 @@ from loopinterp.compiler.validation import MAX_LENGTH, validate
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, need
 from loopinterp.figures.circuit_graph import CircuitGraph
-from loopinterp.figures.circuit_parts import MOST_NODES, GraphEdge, GraphNode
+from loopinterp.figures.circuit_layout import MOST_NODES, GraphEdge, GraphNode
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import Expr, Seq, code, postorder
 from loopinterp.programs.program import LoopProgram

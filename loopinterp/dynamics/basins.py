@@ -29,8 +29,7 @@ from loopinterp.dynamics.limits import (
     other_starts,
 )
 from loopinterp.dynamics.measures import check_finite_state, check_shape
-from loopinterp.dynamics.rounding import limit_study
-from loopinterp.dynamics.runs import Counted, chunks, counted_examples
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples, limit_study
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 

@@ -16,14 +16,13 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics import measures, rounding, runs
+from loopinterp.dynamics import measures, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
 from loopinterp.dynamics.regimes import ClassifiedLoops, Regime, classify_regimes
 from loopinterp.dynamics.solvers import Solver, Status
 from loopinterp.dynamics.spectra import spectral_radius
-from loopinterp.models.iteration import bind
-from loopinterp.models.precision import no_autocast
+from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.protocol import takes_loop
 from loopinterp.models.study_examples import answered_after
 
@@ -219,7 +218,7 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    about, precise = rounding.beside_float32(model, batch.inputs)
+    about, precise = runs.beside_float32(model, batch.inputs)
     if precise is not None:
         about["limits_in"] = "float32"
     with study(seed, **about, **settings) as watch, torch.no_grad():
@@ -270,13 +269,13 @@ def _at_limits(
 
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
-    at = rounding.compare_with_float32(states, exact, threshold=threshold)
+    at = runs.compare_with_float32(states, exact, threshold=threshold)
     whole = runs.run_loops(exact, len(states) - 1)  # in float32
     whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
     whole_settled_at = measures.settling_time(whole_residual, threshold=threshold)
     residual = measures.relative_residual(states, allow_nonfinite=True)
     # The residual over the threshold of each token, so that one threshold serves all.
-    relative = residual * threshold / rounding.small_movement(at.rounding, threshold)
+    relative = residual * threshold / runs.small_movement(at.rounding, threshold)
     return {
         "settled_at": measures.settling_time(relative, threshold=threshold).to(torch.int32),
         "regime": at.regime.to(torch.int8),

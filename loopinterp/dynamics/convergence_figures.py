@@ -27,7 +27,7 @@ from loopinterp.figures import (
     heatmap_panels,
     line_panels,
 )
-from loopinterp.models.precision import rounding_of
+from loopinterp.models.iteration import rounding_of
 
 _RIGHT: dict[str, Any] = {"colour": "red", "markers": False}
 _OF_WEIGHTS = (

@@ -16,10 +16,9 @@ from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics import rounding, runs
+from loopinterp.dynamics import runs
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
-from loopinterp.models.iteration import bind
-from loopinterp.models.precision import no_autocast
+from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.study_examples import answered_after
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def extrapolation_study(
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     settings = {"n_loops": n_loops, "n_examples": len(batch)}
-    about, precise = rounding.beside_float32(model, batch.inputs)
+    about, precise = runs.beside_float32(model, batch.inputs)
     with study(seed, **about, **settings) as watch:
         parts = []
         for rows in runs.state_chunks(model, batch, 4):

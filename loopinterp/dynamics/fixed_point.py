@@ -21,8 +21,15 @@ from loopinterp.dynamics.solvers import (
     Termination,
     distance,
 )
-from loopinterp.models.iteration import Iteration, bind, need_repeatable
-from loopinterp.models.precision import computing_dtype, in_float32, is_coarse, rounding_of
+from loopinterp.models.iteration import (
+    Iteration,
+    bind,
+    computing_dtype,
+    in_float32,
+    is_coarse,
+    need_repeatable,
+    rounding_of,
+)
 from loopinterp.models.protocol import LoopedModel, device_of, need_one_map
 
 if TYPE_CHECKING:

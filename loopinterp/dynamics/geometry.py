@@ -34,7 +34,7 @@ from loopinterp.dynamics.regimes import (
     classify_regimes,
     classify_settling,
 )
-from loopinterp.dynamics.rounding import limit_study
+from loopinterp.dynamics.runs import limit_study
 from loopinterp.models.iteration import bind
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import Linearised, jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
-from loopinterp.dynamics.rounding import limit_study
-from loopinterp.dynamics.runs import Counted, chunks, counted_examples
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples, limit_study
 from loopinterp.dynamics.solvers import Anderson, Status
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map

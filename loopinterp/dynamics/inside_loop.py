@@ -23,8 +23,7 @@ from loopinterp.dynamics.measures import (
     likeliest,
     share_of_size,
 )
-from loopinterp.dynamics.rounding import limit_study
-from loopinterp.dynamics.runs import chunks, counted_examples, gather, usual_loops
+from loopinterp.dynamics.runs import chunks, counted_examples, gather, limit_study, usual_loops
 from loopinterp.models.protocol import need_hooks
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from loopinterp.dynamics.measures import (
     share_of_size,
 )
 from loopinterp.dynamics.solvers import Status
-from loopinterp.models.precision import is_coarse, rounding_of
+from loopinterp.models.iteration import is_coarse, rounding_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -26,7 +26,7 @@ from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, map_and_limit, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
-from loopinterp.dynamics.rounding import limit_study
+from loopinterp.dynamics.runs import limit_study
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 

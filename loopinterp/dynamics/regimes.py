@@ -14,7 +14,7 @@ from loopinterp.core.errors import check_integer, need
 from loopinterp.core.settings import Settings, settings
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import NOISE, check_states
-from loopinterp.models.precision import is_coarse, rounding_of
+from loopinterp.models.iteration import is_coarse, rounding_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

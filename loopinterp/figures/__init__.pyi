@@ -6,8 +6,8 @@ from .axes import colour as colour
 from .axes import ramp as ramp
 from .axes import template as template
 from .circuit_graph import CircuitGraph as CircuitGraph
-from .circuit_parts import GraphEdge as GraphEdge
-from .circuit_parts import GraphNode as GraphNode
+from .circuit_layout import GraphEdge as GraphEdge
+from .circuit_layout import GraphNode as GraphNode
 from .heatmaps import category_maps as category_maps
 from .heatmaps import heatmap_panels as heatmap_panels
 from .heatmaps import loop_slider_figure as loop_slider_figure

@@ -24,16 +24,22 @@ from pydantic import Field, NonNegativeInt
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_choice
-from loopinterp.figures.circuit_layout import LINE, ROW, Layout, Place, Route, folded, unfolded
-from loopinterp.figures.circuit_parts import (
+from loopinterp.figures.circuit_layout import (
     KINDS,
+    LINE,
     MOST_NODES,
     ROLES,
+    ROW,
     SECTIONS,
     GraphEdge,
     GraphNode,
     GraphParts,
+    Layout,
+    Place,
+    Route,
     asset,
+    folded,
+    unfolded,
 )
 
 if TYPE_CHECKING:

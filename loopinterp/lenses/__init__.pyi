@@ -3,9 +3,9 @@ from .attention_by_loop import attention_study as attention_study
 from .exits_by_loop import ExitResult as ExitResult
 from .exits_by_loop import exit_study as exit_study
 from .fitted_lens import FittedLens as FittedLens
+from .fitted_lens import read_tuned_lens as read_tuned_lens
+from .fitted_lens import write_tuned_lens as write_tuned_lens
 from .lens_by_loop import LensResult as LensResult
 from .lens_by_loop import lens_study as lens_study
 from .lens_fits import fit_jacobian_lens as fit_jacobian_lens
 from .lens_fits import fit_tuned_lens as fit_tuned_lens
-from .tuned_lens_files import read_tuned_lens as read_tuned_lens
-from .tuned_lens_files import write_tuned_lens as write_tuned_lens

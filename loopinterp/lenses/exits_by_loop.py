@@ -20,10 +20,8 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
-from loopinterp.dynamics.rounding import beside_float32
-from loopinterp.dynamics.runs import chunks, gather, stream_measures
-from loopinterp.models.iteration import bind
-from loopinterp.models.precision import no_autocast
+from loopinterp.dynamics.runs import beside_float32, chunks, gather, stream_measures
+from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops
 from loopinterp.models.stopping import STOPPING_RULES, GateAbove

@@ -16,8 +16,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import stable_from
-from loopinterp.dynamics.rounding import beside_float32
-from loopinterp.dynamics.runs import chunks, gather
+from loopinterp.dynamics.runs import beside_float32, chunks, gather
 from loopinterp.lenses.fitted_lens import (
     STATE,
     LoopResidual,
@@ -27,8 +26,7 @@ from loopinterp.lenses.fitted_lens import (
     readout_without_coda,
 )
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
-from loopinterp.models.iteration import bind
-from loopinterp.models.precision import no_autocast
+from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.protocol import device_of, need_hooks, need_model
 from loopinterp.models.study_examples import (
     examples_for,

@@ -14,8 +14,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
-from loopinterp.models.iteration import Iteration, bind
-from loopinterp.models.precision import computing_dtype, is_coarse, rounding_of
+from loopinterp.models.iteration import Iteration, bind, computing_dtype, is_coarse, rounding_of
 from loopinterp.models.run_inputs import check_ends, check_logits, spell
 
 if TYPE_CHECKING:

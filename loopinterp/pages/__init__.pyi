@@ -1,5 +1,4 @@
 from .assets import read_report as read_report
-from .comparison import write_comparison as write_comparison
 from .exploration import Exploration as Exploration
 from .explore_study import explore as explore
 from .facts import Fact as Fact
@@ -10,6 +9,7 @@ from .report import need_page as need_page
 from .report import render_report as render_report
 from .report import seconds as seconds
 from .report import write_circuit_page as write_circuit_page
+from .report import write_comparison as write_comparison
 from .report import write_report as write_report
 from .report import write_results as write_results
 from .run_record import RunRecord as RunRecord

@@ -24,7 +24,7 @@ from loopinterp.core.settings import flatten_settings
 from loopinterp.core.storage import parse_json_object, read_bytes, spell_json
 from loopinterp.figures import LinePanel, Series, bars_with_intervals, colour, line_panels
 from loopinterp.figures.circuit_graph import figure_markup, script_json
-from loopinterp.figures.circuit_parts import asset as graph_asset
+from loopinterp.figures.circuit_layout import asset as graph_asset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from loopinterp.benchmark import (
     score_variables,
     train_to_circuit,
 )
-from loopinterp.benchmark.folder import agreement
+from loopinterp.benchmark.known_models import agreement
 from loopinterp.compiler import Compiled
 from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformerConfig

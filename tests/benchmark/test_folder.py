@@ -16,8 +16,7 @@ from loopinterp.benchmark import (
     benchmark_models,
     make_benchmark,
 )
-from loopinterp.benchmark.folder import LIST, agreement
-from loopinterp.benchmark.known_models import _BROKEN_BY_NOISE, _LEFT_OUT, VERSION
+from loopinterp.benchmark.known_models import _BROKEN_BY_NOISE, _LEFT_OUT, LIST, VERSION, agreement
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.edges import program_edges
 from loopinterp.models import LoopedTransformer, iterate

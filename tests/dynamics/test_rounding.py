@@ -30,9 +30,9 @@ from loopinterp.dynamics import (
     reachability_study,
     spectral_radius,
 )
-from loopinterp.dynamics.rounding import compare_with_float32
+from loopinterp.dynamics.runs import compare_with_float32
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.models.precision import computing_dtype, in_float32, is_coarse
+from loopinterp.models.iteration import computing_dtype, in_float32, is_coarse
 from loopinterp.tasks import Batch, as_batch
 from loopinterp.zoo import pretrained_run
 from tests.adapters.kinds import KINDS

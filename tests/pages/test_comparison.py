@@ -17,9 +17,9 @@ from loopinterp.core.results import Result
 from loopinterp.dynamics import convergence_study
 from loopinterp.pages import explore, read_report, read_run, write_comparison, write_report
 from loopinterp.pages.assets import tables_of
-from loopinterp.pages.comparison import _differing_settings, _fact_rows, _finding_rows
 from loopinterp.pages.exploration import page_json
 from loopinterp.pages.facts import Code, facts_of
+from loopinterp.pages.report import _differing_settings, _fact_rows, _finding_rows
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, spell_problem
 from loopinterp.tasks import get_task
 from tests.pages import synthetic
