@@ -152,7 +152,7 @@ def test_an_edit_does_what_it_does_there(kind: str, edit: Callable[..., Any], si
     ours, other = table.settings(kind)
     if kind == "plain" and site == MIDDLE and edit is times_one_and_a_half:
         pytest.xfail("the bridge changes what the MLP reads, but not the stream beside it")
-    hooks = [(f"blocks.3.{site}", edit)]
+    hooks = [(f"blocks.2.{site}", edit)]
     before = ours.model(ours.clean)
     actual = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
     close(actual, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
@@ -163,7 +163,7 @@ def test_an_edit_does_what_it_does_there(kind: str, edit: Callable[..., Any], si
 @pytest.mark.parametrize("kind", table.COMPARED)
 def test_gradients_of_every_site_agree(kind: str) -> None:
     ours, other = table.settings(kind)
-    names = [f"blocks.{k}.{site}" for k in range(6) for site in SITES]
+    names = [f"blocks.{k}.{site}" for k in range(4) for site in SITES]
     gradients: list[dict[str, torch.Tensor]] = []
     for setting in (ours, other):
         kept: dict[str, torch.Tensor] = {}
@@ -265,16 +265,16 @@ def test_what_heads_and_mlps_read_alone_is_what_they_read_there(kind: str, flag:
         return x
 
     with pytest.raises(HookError, match=rf"set_{flag}\(True\)"):
-        ours.model.run_with_hooks(ours.clean, fwd_hooks=[(f"blocks.3.{sites[0]}", push)])
+        ours.model.run_with_hooks(ours.clean, fwd_hooks=[(f"blocks.2.{sites[0]}", push)])
     for setting in (ours, other):
         getattr(setting.model, f"set_{flag}")(True)
     try:
         close(ours.model(ours.clean), before)
         mine, theirs = (s.model.run_with_cache(ours.clean)[1] for s in (ours, other))
-        names = {f"blocks.{k}.{site}" for k in range(6) for site in sites}
+        names = {f"blocks.{k}.{site}" for k in range(4) for site in sites}
         compare_activations(mine, theirs, names)
         for site in sites:
-            hooks = [(f"blocks.3.{site}", push)]
+            hooks = [(f"blocks.2.{site}", push)]
             actual = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
             assert (actual - before).abs().max() > 1e-3
             close(actual, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
@@ -295,7 +295,7 @@ def test_stacked_weights_are_those_of_the_bridge() -> None:
     for name in ("QK", "OV"):
         actual, expected = getattr(ours, name), getattr(bridge, name)
         close(actual.AB, expected.AB)
-        assert actual.svd()[1].shape == (6, 2, 6)
+        assert actual.svd()[1].shape == (4, 2, 6)
     assert len(ours.unroll(1).W_Q) == 2
 
 
@@ -332,8 +332,8 @@ def test_weights_have_transformer_lens_names() -> None:
     named = ours.model.tl_parameters()
     theirs = bridge.model.tl_parameters()
     shared = [name for name in named if name in theirs]
-    assert len(shared) > 6 * 12
+    assert len(shared) > 4 * 12
     for name in shared:
         close(named[name], theirs[name])
-    assert [number for number, _ in ours.model.blocks_with("attn")] == list(range(6))
+    assert [number for number, _ in ours.model.blocks_with("attn")] == list(range(4))
     assert ours.model.blocks_with("ssm") == []

@@ -29,14 +29,14 @@ from transformer_lens.tools.analysis.attribution_patching import EdgeAttribution
 from loopinterp.adapters import adapt
 from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from tests.adapters.kinds import KINDS as KINDS_OF_ADAPTERS
+from tests.adapters.published import hrm_text
 from tests.models.peers.bridged_gpt2 import bridged_gpt2
 from tests.models.peers.naive import NaiveLooped
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-N_LOOPS, TOLERANCE = 3, 1e-5
+N_LOOPS, TOLERANCE = 2, 1e-5
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "transformerlens.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->"
 KINDS = ("plain", "unfolded", "sandwich", "injected", "adapter")
@@ -128,7 +128,7 @@ def _toggle(s: Setting) -> Any:
     return seen
 
 
-_SITE = "blocks.3.hook_resid_pre"
+_SITE = "blocks.2.hook_resid_pre"
 
 
 def _after(cache: ActivationCache, method: str) -> ActivationCache:
@@ -209,7 +209,7 @@ CACHE = {
         "(`fold_final_norm(model)`), because `W_U` alone would ignore the norm's weights.",
     ),
     "apply_slice_to_batch_dim": (
-        lambda s: s.clean_cache.apply_slice_to_batch_dim((1, 3))["resid_mid", 4],
+        lambda s: s.clean_cache.apply_slice_to_batch_dim((1, 3))["resid_mid", 3],
         "",
     ),
     "compute_head_results": (
@@ -255,10 +255,10 @@ CACHE = {
         _PLUS_REST,
     ),
     "stack_neuron_results": (
-        lambda s: s.clean_cache.stack_neuron_results(5, incl_remainder=True, return_labels=True),
+        lambda s: s.clean_cache.stack_neuron_results(3, incl_remainder=True, return_labels=True),
         _PLUS_REST,
     ),
-    "to": (lambda s: _first(s.clean_cache).to("cpu")["resid_post", 5], "Also casts: `dtype=`."),
+    "to": (lambda s: _first(s.clean_cache).to("cpu")["resid_post", 3], "Also casts: `dtype=`."),
     "toggle_autodiff": (_toggle, "Switches autograd for all of PyTorch; avoid it."),
     "values": (lambda s: len(list(s.clean_cache.values())) == len(s.clean_cache), ""),
 }
@@ -270,7 +270,7 @@ TOOLS = {
         "output, as with a loop norm.",
     ),
     "logit_readout": (
-        lambda s: analysis.logit_readout(s.model, s.clean_cache["resid_post", 5]).values,
+        lambda s: analysis.logit_readout(s.model, s.clean_cache["resid_post", 3]).values,
         "With a loop norm, give it states after that norm.",
     ),
     "direct_logit_attribution": (
@@ -431,7 +431,7 @@ def fold_of(looped: LoopedTransformer) -> LoopedTransformer:
 def adapter_setting() -> Setting:
     """An adapter of a published model, with two inputs, short: there is nothing to compare with."""
     generator = torch.Generator().manual_seed(0)
-    model = adapt(KINDS_OF_ADAPTERS["hrm_text"].build()).unroll(2)
+    model = adapt(hrm_text.tiny(num_hidden_layers=1)).unroll(2)
     clean, corrupted = torch.randint(0, 11, (2, 4, 2), generator=generator).unbind()
     with torch.no_grad():
         caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
