@@ -290,7 +290,7 @@ def test_checkpointed_runs_have_the_gradients_of_their_hooks(use_reentrant: bool
 @torch.no_grad()
 def test_a_compiled_model_fires_hooks_in_any_order(order: str) -> None:
     torch._dynamo.reset()
-    model = build("demo").unroll(2)
+    model = build("plain").unroll(2)
     x = some_inputs(model)
     compiled = torch.compile(model, backend="eager")
     clean = model(x)
