@@ -20,7 +20,6 @@ from loopinterp.programs import (
     indices,
     kqv,
     larger,
-    list_programs,
     ne,
     shift_right,
     smaller,
@@ -96,11 +95,11 @@ def test_an_exchange_that_is_mended_late_after_even_loops_only(n):
         },
         prepare={"before": full(0), "memo": full(0), "clock": full(0)},
     )
-    verdict = compared(program, list_programs("addition"), [n]).verdict
+    verdict = compared(program, ["ripple", "sticky_ripple"], [n]).verdict
     assert verdict.identified is None, verdict
 
 
-@pytest.mark.parametrize(("loop", "lengths"), [(2, [24, 26]), (20, [8, 11, 14, 17, 24])])
+@pytest.mark.parametrize(("loop", "lengths"), [(2, [24]), (20, [8, 11, 20])])
 def test_an_answer_that_is_wrong_at_one_loop_or_one_length(loop, lengths):
     """A share over all loops and lengths hides it."""
     program = changed(
@@ -191,5 +190,5 @@ def test_the_first_position_of_another_loop():
     apart = eq(indices, 4) & ne(shift_right(clock, 4), clock) & alike[0] & alike[1] & alike[2]
     program = clocked("first position", apart, held=full(1))
     assert not equivalence("ripple", program, lengths=(5,)).equivalent
-    verdict = compared(program, ["ripple", "sticky_ripple"], [8]).verdict
+    verdict = compared(program, ["ripple", "sticky_ripple"], [6]).verdict
     assert verdict.identified is None and "first_position" not in verdict.untried
