@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ def runs_of(model: object, n: int, seed: int = 0, number: int = 4000) -> Interch
     return InterchangeTrajectories.drawn(runs, number, torch.Generator().manual_seed(seed))
 
 
+@cache
 def refined(name: str, n: int = 5) -> tuple[_Refinement, InterchangeTrajectories]:
     model = compile_program(get_program(name), max_length=n + 1).model
     runs, others = [runs_of(model, n)], [runs_of(model, n, seed=1)]
