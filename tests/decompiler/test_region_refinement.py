@@ -99,6 +99,6 @@ def test_a_carry_in_real_numbers_is_read_and_says_how_far() -> None:
 def test_what_reads_farther_is_not_cut_into_regions() -> None:
     program = get_program("lookahead")
     model = compile_program(program, max_length=6).model
-    found = decompile(model, get_task("addition"), n=5, sharp=False, n_exchanges=200)
+    found = decompile(model, get_task("addition"), n=5, sharp=False, n_exchanges=200, lengths=(5,))
     assert found.program is None and found.refusal is not None
     assert found.refusal.code == "reads-farther"
