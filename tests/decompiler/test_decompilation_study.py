@@ -32,7 +32,8 @@ def of_program(name: str) -> Decompilation:
 def of_nothing() -> Decompilation:
     """Of a model that was not trained."""
     config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2)
-    return decompilation_study(LoopedTransformer(config), Addition(), n=4, lengths=(4,), n_exchanges=200)
+    model = LoopedTransformer(config)
+    return decompilation_study(model, Addition(), n=4, lengths=(4,), n_exchanges=200)
 
 
 def test_a_known_program_is_given_with_its_evidence() -> None:
