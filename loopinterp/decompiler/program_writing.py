@@ -148,7 +148,7 @@ def response_times(
         >>> from loopinterp.tasks import get_task
         >>> task = get_task("addition")
         >>> model = compile_program("ripple_held_2", max_length=7).model
-        >>> table = decompile(model, task).automaton
+        >>> table = decompile(model, task, n=5, lengths=[4]).automaton
         >>> generator = torch.Generator().manual_seed(0)
         >>> inputs = task.sample(6, batch_size=64, generator=generator).inputs
         >>> response_times(table, inputs, n_loops=12).query("token == 1")["most"].tolist()

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from loopinterp.benchmark import FalseNames, false_names, false_names_study
+from loopinterp.comparison import SpreadPairs
 from loopinterp.compiler import rotate
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
@@ -15,12 +16,20 @@ from loopinterp.programs import list_programs
 BARE, ROTATED = ("bare", []), ("rotated", [partial(rotate, seed=0)])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_studies():
+    """Short inputs, and a third of the pairs with which a program is named."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(false_names, "LENGTHS", {"addition": 4, "prefix_sum": 4})
+        fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
+        patch.setattr(false_names, "TO_IDENTIFY", fewer)
+        yield
+
+
 @pytest.fixture(scope="module")
 def result():
     # Disguised models answer as bare ones do (tests/compiler/test_disguises.py): one is enough.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(false_names, "LENGTHS", {"addition": 5, "prefix_sum": 5})  # soon done
-        return false_names_study(["prefix_xor", "ripple"], misses_of_each=2, disguises=[ROTATED])
+    return false_names_study(["prefix_xor", "ripple"], misses_of_each=2, disguises=[ROTATED])
 
 
 def test_no_wrong_program_is_named(result):

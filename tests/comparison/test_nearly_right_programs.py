@@ -20,7 +20,6 @@ from loopinterp.programs import (
     indices,
     kqv,
     larger,
-    list_programs,
     ne,
     shift_right,
     smaller,
@@ -61,18 +60,17 @@ def test_what_shows_after_states_of_another_loop_or_a_second_interchange_only(
     program = get_program(name)
     task = get_task(program.task, **program.task_settings)
     generator = torch.Generator().manual_seed(0)
-    data = [task.sample(n, batch_size=512, generator=generator) for n in lengths]
+    data = [task.sample(n, batch_size=128, generator=generator) for n in lengths]
     near_miss = mutation(program, variable)
     model = compile_program(near_miss, max_length=data[1].inputs.shape[1]).model
-    found = compare_programs(model, [program, near_miss], data).verdict
+    found = compare_programs(model, [program, near_miss], data, pairs=SpreadPairs()).verdict
     # Of two that few interchanges tell apart none may be identified, but never the wrong one.
     assert found.closest == near_miss.name
     assert found.identified == near_miss.name or "not_separated" in [r.code for r in found.reasons]
     assert compare_programs(model, [program], data).verdict.identified is None
     # Single interchanges between runs at the same loop do not show it.
-    blind = compare_programs(
-        model, [program], data, pairs=SpreadPairs(pairs=1024, other_loops=0, repeated=0)
-    )
+    alone = SpreadPairs(other_loops=0, repeated=0)
+    blind = compare_programs(model, [program], data, pairs=alone)
     assert blind.verdict.identified == name
     run_right = blind.data["whole_run"].sel(program=name, stratum="all", estimate="value")
     assert float(run_right.item()) == 1
@@ -97,11 +95,11 @@ def test_an_exchange_that_is_mended_late_after_even_loops_only(n):
         },
         prepare={"before": full(0), "memo": full(0), "clock": full(0)},
     )
-    verdict = compared(program, list_programs("addition"), [n]).verdict
+    verdict = compared(program, ["ripple", "sticky_ripple"], [n]).verdict
     assert verdict.identified is None, verdict
 
 
-@pytest.mark.parametrize(("loop", "lengths"), [(2, [24, 26]), (20, [8, 11, 14, 17, 24])])
+@pytest.mark.parametrize(("loop", "lengths"), [(2, [24]), (20, [8, 11, 20])])
 def test_an_answer_that_is_wrong_at_one_loop_or_one_length(loop, lengths):
     """A share over all loops and lengths hides it."""
     program = changed(
@@ -192,5 +190,5 @@ def test_the_first_position_of_another_loop():
     apart = eq(indices, 4) & ne(shift_right(clock, 4), clock) & alike[0] & alike[1] & alike[2]
     program = clocked("first position", apart, held=full(1))
     assert not equivalence("ripple", program, lengths=(5,)).equivalent
-    verdict = compared(program, ["ripple", "sticky_ripple"], [8]).verdict
+    verdict = compared(program, ["ripple", "sticky_ripple"], [6]).verdict
     assert verdict.identified is None and "first_position" not in verdict.untried

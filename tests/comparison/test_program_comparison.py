@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -42,7 +41,7 @@ from loopinterp.programs import (
 from loopinterp.programs.mutations import changed
 from loopinterp.tasks import IGNORE, Addition, Batch, get_task
 
-N = 8
+N = 6
 ADDITIONS = list_programs("addition")
 TABLE = (
     "late_ripple",
@@ -55,16 +54,8 @@ TABLE = (
 """Programs that an earlier comparison took for the ripple or the sticky ripple."""
 
 
-@pytest.fixture(autouse=True)
-def fewer_by_default(request: pytest.FixtureRequest) -> None:
-    """Fewer pairs, where a test does not ask for all that a name is given on."""
-    if "all_pairs" not in request.fixturenames:
-        request.getfixturevalue("fewer_pairs")
-
-
-@pytest.fixture
-def all_pairs() -> None:
-    """Asks for as many pairs as a name is given on."""
+# Most tests compare on the pairs of a first look alone: a name by default takes many more.
+compare = functools.partial(compare_programs, pairs=SpreadPairs())
 
 
 def drawn(task: str, n: int = N, batch_size: int = 96, seed: int = 0, **settings: Any) -> Batch:
@@ -80,7 +71,17 @@ def compiled(program: str, length: int = N + 1):
 @cache
 def held_against(program: str, *rivals: str):
     """A model of one program compared with others, once for all tests that look at it."""
-    return compare_programs(compiled(program), list(rivals), drawn("addition"))
+    return compare(compiled(program), list(rivals), drawn("addition"))
+
+
+@cache
+def compared_with_its_twin():
+    """The ripple's model compared with the ripple twice, under two names."""
+    ripple = get_program("ripple")
+    twin = LoopProgram(
+        "twin", "addition", ripple.inputs, ripple.prepare, ripple.step, ripple.finish, Linear()
+    )
+    return compare(compiled("ripple"), [ripple, twin], drawn("addition"))
 
 
 @pytest.mark.parametrize("program", ADDITIONS)
@@ -114,33 +115,27 @@ def test_the_programs_of_other_tasks_are_named(program, n):
     settings: dict[str, Any] = dict(chosen.task_settings)
     batch = drawn(chosen.task, n, **settings)
     model = compiled(program, batch.inputs.shape[1])
-    verdict = compare_programs(model, [program], batch).verdict
+    verdict = compare(model, [program], batch).verdict
     assert verdict.identified == program, verdict
 
 
-@pytest.mark.usefixtures("all_pairs")
 def test_a_name_is_given_on_more_pairs_than_the_first_look():
     of_all = {"model": "model 0", "program": "ripple", "stratum": "all"}
-    rivals, first_look = ("ripple", "sticky_ripple"), SpreadPairs().pairs
-    named = held_against("ripple", *rivals)
+    rivals, first_look = ["ripple", "sticky_ripple"], SpreadPairs().pairs
+    named = compare_programs(compiled("ripple"), rivals, drawn("addition"))
     assert int(named.data["pairs"].sel(of_all)) > 2 * first_look
-    none = held_against("ripple_held_3", *rivals)
+    none = compare_programs(compiled("ripple_held_3"), rivals, drawn("addition"))
     assert int(none.data["pairs"].sel(of_all)) < first_look
-    asked_for = compare_programs(
-        compiled("ripple"), [*rivals], drawn("addition"), pairs=SpreadPairs()
-    )
+    asked_for = held_against("ripple", *rivals)
     assert int(asked_for.data["pairs"].sel(of_all)) < first_look
 
 
 def test_the_heading_says_no_more_than_the_statement():
-    ripple = get_program("ripple")
-    twin = replace(ripple, name="twin")
-    tied = compare_programs(compiled("ripple"), [ripple, twin], drawn("addition"))
-    assert tied.findings()[0].value == "none identified"
-    wrong = compare_programs(compiled("one_shot"), ["ripple", "lookahead"], drawn("addition"))
+    assert compared_with_its_twin().findings()[0].value == "none identified"
+    wrong = compare(compiled("one_shot"), ["ripple", "lookahead"], drawn("addition"))
     assert wrong.verdict.refuted
     assert wrong.findings()[0].value == "none of these"
-    alone = compare_programs(compiled("one_shot"), ["ripple"], drawn("addition"))
+    alone = compare(compiled("one_shot"), ["ripple"], drawn("addition"))
     assert alone.findings()[0].value == "not ripple"
 
 
@@ -167,11 +162,7 @@ def test_programs_that_answer_alike_undisturbed_differ_only_in_states_that_no_ru
 
 
 def test_two_programs_that_no_pair_tells_apart_are_a_tie():
-    ripple = get_program("ripple")
-    twin = LoopProgram(
-        "twin", "addition", ripple.inputs, ripple.prepare, ripple.step, ripple.finish, Linear()
-    )
-    verdict = compare_programs(compiled("ripple"), [ripple, twin], drawn("addition")).verdict
+    verdict = compared_with_its_twin().verdict
     assert verdict.identified is None
     assert verdict.unseparated == verdict.indistinguishable == verdict.equivalent == ["twin"]
     assert "no_pair_separates" in [reason.code for reason in verdict.reasons]
@@ -180,18 +171,18 @@ def test_two_programs_that_no_pair_tells_apart_are_a_tie():
 def test_where_no_interchange_changes_an_answer_no_share_is_said():
     batch = drawn("addition")
     batch.targets[:, 2:] = IGNORE  # the first bit, into which no carry comes
-    result = compare_programs(compiled("ripple"), ["ripple", "lookahead"], batch)
+    result = compare(compiled("ripple"), ["ripple", "lookahead"], batch)
     assert result.data["specific"].isnull().all() and result.verdict.identified is None
     assert not any("nan" in finding.text for finding in result.findings())
 
 
 def test_what_was_not_tried_is_listed():
-    result = compare_programs(compiled("ripple"), ["ripple"], drawn("addition"))
+    result = compare(compiled("ripple"), ["ripple"], drawn("addition"))
     always = ["other_token", "third_interchange", "part_of_state"]
     assert set(result.verdict.untried) - {"several_positions"} == set(always)
     assert 0.5 < result.verdict.off_distribution < 1
     narrow = SpreadPairs(other_loops=0, repeated=0)
-    blind = compare_programs(compiled("ripple"), ["ripple"], drawn("addition"), pairs=narrow)
+    blind = compare(compiled("ripple"), ["ripple"], drawn("addition"), pairs=narrow)
     assert set(blind.verdict.untried) == {
         *always,
         "initial_state",
@@ -207,7 +198,7 @@ def test_a_length_that_was_not_tuned_on_counts_too():
 
     class Changing:
         def __init__(self):
-            self.short, self.long = (compiled(p, 13) for p in ("ripple", "ripple_held_2"))
+            self.short, self.long = (compiled(p, 10) for p in ("ripple", "ripple_held_2"))
 
         def __getattr__(self, name):
             def call(*args):
@@ -219,16 +210,16 @@ def test_a_length_that_was_not_tuned_on_counts_too():
             return call
 
     rivals = ["ripple", "sticky_ripple"]
-    short, both = drawn("addition"), [drawn("addition"), drawn("addition", 12)]
-    assert compare_programs(Changing(), rivals, short).verdict.identified == "ripple"
-    verdict = compare_programs(Changing(), rivals, both).verdict
+    short, both = drawn("addition"), [drawn("addition"), drawn("addition", 9)]
+    assert compare(Changing(), rivals, short).verdict.identified == "ripple"
+    verdict = compare(Changing(), rivals, both).verdict
     assert verdict.identified is None
-    assert compare_programs(compiled("ripple", 13), rivals, both).verdict.identified == "ripple"
+    assert compare(compiled("ripple", 10), rivals, both).verdict.identified == "ripple"
 
 
 def test_a_state_that_holds_more_than_the_program_is_not_the_program():
     """The same-value donor is a control that bites."""
-    result = compare_programs(
+    result = compare(
         compiled("carry_save"), ["ripple"], drawn("addition"), pairs=SpreadPairs(same_value=600)
     )
     assert float(result.data["same_value"].sel(estimate="high").item()) < 1
@@ -236,17 +227,15 @@ def test_a_state_that_holds_more_than_the_program_is_not_the_program():
 
 def test_random_weights_run_no_program(untrained):
     batch = drawn("addition")
-    verdict = compare_programs(untrained, ADDITIONS, batch).verdict
+    verdict = compare(untrained, ADDITIONS, batch).verdict
     assert verdict.identified is None
     shuffled = with_random_weights(compiled("ripple"), seed=0)
-    assert compare_programs(shuffled, ADDITIONS, batch).verdict.identified is None
+    assert compare(shuffled, ADDITIONS, batch).verdict.identified is None
 
 
 def test_several_models_get_a_verdict_each():
     models = [compiled("ripple"), compiled("sticky_ripple")]
-    result = compare_programs(
-        models, ["ripple", "sticky_ripple"], drawn("addition"), names=["a", "b"]
-    )
+    result = compare(models, ["ripple", "sticky_ripple"], drawn("addition"), names=["a", "b"])
     assert {name: v.identified for name, v in result.verdicts.items()} == {
         "a": "ripple",
         "b": "sticky_ripple",
@@ -260,12 +249,12 @@ def test_several_models_get_a_verdict_each():
         statement(result, "c")
     assert refused.value.given == "'c'"
     assert result.data.sizes["model"] == 2
-    alike = compare_programs([models[0]] * 2, ["ripple"], drawn("addition"), names=["a", "b"])
+    alike = compare([models[0]] * 2, ["ripple"], drawn("addition"), names=["a", "b"])
     assert alike.verdict.identified == "ripple"
 
 
 def test_scores_count_only_pairs_on_which_something_happens():
-    result = compare_programs(compiled("ripple"), ["ripple", "latched_chain"], drawn("addition"))
+    result = compare(compiled("ripple"), ["ripple", "latched_chain"], drawn("addition"))
     data = result.data.isel(model=0)
     assert (data["effective"] <= data["pairs"]).all()
     own = data.sel(program="ripple", stratum="all")
@@ -279,7 +268,7 @@ def test_scores_count_only_pairs_on_which_something_happens():
 
 @pytest.mark.parametrize("program", ["ripple", "ripple_held_2"])
 def test_several_positions_at_once(program):
-    verdict = compare_programs(
+    verdict = compare(
         compiled(program),
         ["ripple", "ripple_held_2", "sticky_ripple"],
         drawn("addition"),
@@ -312,7 +301,7 @@ def test_programs_of_a_task_of_ones_own():
     ]
     for program in rivals[:2]:
         model = ProgramModel(program, max_length=inputs.shape[1])
-        assert compare_programs(model, rivals, batch).verdict.identified == program.name
+        assert compare(model, rivals, batch).verdict.identified == program.name
 
 
 @pytest.mark.parametrize(
@@ -327,7 +316,7 @@ def test_programs_of_a_task_of_ones_own():
 )
 def test_wrong_programs_are_refused(programs, given):
     with pytest.raises(InputError) as refused:
-        compare_programs(compiled("ripple"), programs, drawn("addition"))
+        compare(compiled("ripple"), programs, drawn("addition"))
     assert refused.value.given == given
 
 
@@ -344,12 +333,12 @@ def test_wrong_arguments_are_named():
     )
     for what, data, options in cases:
         with pytest.raises(InputError) as refused:
-            compare_programs(compiled("ripple"), ["ripple"], data, **options)
+            compare(compiled("ripple"), ["ripple"], data, **options)
         assert refused.value.what == what
 
 
 def test_a_saved_comparison_says_and_shows_the_same(tmp_path):
-    result = compare_programs(
+    result = compare(
         compiled("ripple"), ["ripple", "latched_chain"], drawn("addition", batch_size=48)
     )
     again: Result = load_result(result.save(tmp_path))
@@ -362,12 +351,12 @@ def test_a_saved_comparison_says_and_shows_the_same(tmp_path):
     titles = [figure.title for figure in again.figures()]
     assert len(set(titles)) == len(titles) >= 5
     # One candidate has no rival to be compared with.
-    alone = compare_programs(compiled("ripple"), ["ripple"], drawn("addition", batch_size=48))
+    alone = compare(compiled("ripple"), ["ripple"], drawn("addition", batch_size=48))
     assert len(alone.figures()) == len(titles) - 1
 
 
 def test_a_file_with_the_names_and_the_text_of_older_versions_is_read(tmp_path):
-    result = compare_programs(
+    result = compare(
         compiled("ripple"), ["latched_chain", "ripple_held_2"], drawn("addition", batch_size=48)
     )
     path = result.save(tmp_path)
@@ -393,7 +382,6 @@ def test_a_file_with_the_names_and_the_text_of_older_versions_is_read(tmp_path):
     assert again.findings() == result.findings()
 
 
-@pytest.mark.usefixtures("all_pairs")
 @pytest.mark.parametrize("seed", [0, 3])
 def test_a_program_that_one_input_in_a_hundred_does_not_follow_is_not_named(seed):
     """The others show nothing of it, and many pairs of few inputs no more than few."""
@@ -401,8 +389,8 @@ def test_a_program_that_one_input_in_a_hundred_does_not_follow_is_not_named(seed
     here = [eq(shift_right(tokens, back), token) for back, token in enumerate((1, 2, 1, 1, 2))]
     flagged = kqv(indices, full(5), functools.reduce(operator.and_, here), "==", default=0)
     carry = where(flagged, sticky.step["carry"], ripple.step["carry"])
-    mixed = compile_program(changed(ripple, "mixed", step={"carry": carry}), max_length=11).model
-    found = compare_programs(mixed, ["ripple", "sticky_ripple"], Addition(), n=[8, 10], seed=seed)
+    mixed = compile_program(changed(ripple, "mixed", step={"carry": carry}), max_length=9).model
+    found = compare_programs(mixed, ["ripple", "sticky_ripple"], Addition(), n=8, seed=seed)
     assert found.verdict.identified is None
     _, low, high = found.data["whole_run"].sel(program="ripple", stratum="all").values[0]
-    assert low < 0.993 < high  # the share of 4,096 inputs of each length
+    assert low < 0.993 < high  # the share of 4,096 inputs

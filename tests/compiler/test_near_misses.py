@@ -16,10 +16,10 @@ from tests.programs.inputs import every_input, task_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-MOST = 3
-"""Near misses of each program that are tried."""
+MOST = 2
+"""Near misses of each program that are tried; of those whose models are large, one."""
 
-all_kinds = functools.partial(functools.cache(near_misses_by_kind), most=40)
+all_kinds = functools.partial(functools.cache(near_misses_by_kind), most=20)
 some_misses = functools.cache(near_misses)
 
 LARGE = ("abacus_ripple", "binary_sum", "multiplication", "token_addition", "unique_set")
@@ -34,8 +34,9 @@ PROGRAMS = [
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_inputs_are_answered_at_t_of_n_and_names_speak(name):
     program = get_program(name)
-    misses = some_misses(name, most=MOST)
-    assert len({miss.name for miss in misses}) == len(misses) == MOST
+    most = 1 if name in LARGE else MOST
+    misses = some_misses(name, most=most)
+    assert len({miss.name for miss in misses}) == len(misses) == most
     for miss in misses:
         assert miss.name.startswith(f"{name}, ")
         assert miss.doc.endswith(".")
@@ -64,7 +65,7 @@ def test_all_inputs_are_answered_at_t_of_n_and_names_speak(name):
 def test_their_models_run_them(name):
     program = get_program(name)
     inputs = every_input(task_of(program), 3).inputs[:64]
-    for miss in some_misses(name, most=MOST):
+    for miss in some_misses(name, most=1 if name in LARGE else MOST):
         compiled = compile_program(miss, max_length=inputs.shape[1])
         agrees(compiled, inputs, n_loops=program.n_loops(3) + 2)
 
@@ -73,7 +74,7 @@ def test_their_models_run_them(name):
 def test_what_is_stored_otherwise_is_equivalent_and_what_is_held_is_not(name):
     kinds = all_kinds(name)
     decided = {
-        kind: [equivalence(name, miss, lengths=(6,)).equivalent for miss in kinds[kind]]
+        kind: [equivalence(name, miss, lengths=(4,)).equivalent for miss in kinds[kind]]
         for kind in (*_STORED_OTHERWISE, "held", "delayed", "forgetting", "faster", "slower")
     }
     for kind, equivalent in decided.items():
@@ -90,7 +91,7 @@ def test_a_copy_of_what_is_read_is_the_program_a_loop_ahead_with_late_answers():
 
 def test_they_are_the_same_for_a_seed_and_others_for_another():
     first, again, other = (
-        [miss.name for miss in near_misses("prefix_xor", most=8, seed=seed)] for seed in (0, 0, 1)
+        [miss.name for miss in near_misses("prefix_xor", most=4, seed=seed)] for seed in (0, 0, 1)
     )
     assert first == again
     assert set(first) != set(other)

@@ -35,14 +35,14 @@ ALL = settings(
 )
 
 
-@settings(ALL, max_examples=50)
+@settings(ALL, max_examples=25)
 @given(programs(), st.integers(1, 6))
 def test_random_programs_run_as_they_are_interpreted(program, max_length):
     check(program, min(max_length, LONGEST[len(program.inputs)]))
 
 
 @pytest.mark.slow
-@settings(ALL, max_examples=150)
+@settings(ALL, max_examples=60)
 @given(programs())
 def test_many_random_programs_run_as_they_are_interpreted(program):
     check(program, LONGEST[len(program.inputs)])

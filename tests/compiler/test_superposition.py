@@ -36,7 +36,7 @@ def test_the_fewest_exact_dimensions_are_those_of_what_stands_in_one_place(progr
 def test_every_width_between_the_fewest_and_the_models_own_is_exact():
     plain = small_model("ripple")
     for width in range(13, plain.compiled.model.config.d_model):
-        dense = superpose(plain.compiled, d_model=width, seed=1)
+        dense = superpose(plain.compiled, d_model=width, seed=1, steps=40)
         assert dense.model.config.d_model == width
         assert (logits_of(dense, plain.inputs, 4) - plain.logits[:5]).abs().max() < 1e-4
         assert dense.circuit.superposition is not None and dense.circuit.superposition.exact
@@ -44,7 +44,7 @@ def test_every_width_between_the_fewest_and_the_models_own_is_exact():
 
 def test_what_reads_a_feature_reads_0_and_1_where_it_was_last_held():
     plain = small_model("one_shot")
-    dense = superpose(plain.compiled, seed=0).circuit
+    dense = superpose(plain.compiled, seed=0, steps=40).circuit
     for feature in dense.features:
         directions = dense.directions[feature.id]
         if len(directions.write) > 1:
@@ -56,7 +56,7 @@ def test_what_reads_a_feature_reads_0_and_1_where_it_was_last_held():
 def test_distractors_keep_their_directions():
     plain = small_model("ripple")
     busy = distract(plain.compiled, width=3, seed=0)
-    dense = superpose(busy, seed=0)
+    dense = superpose(busy, seed=0, steps=40)
     assert dense.model.config.d_model == 13 + 3
     with torch.no_grad():
         first, last = (dense.model(plain.inputs, n_loops=t, return_type="state") for t in (5, 80))
@@ -65,8 +65,8 @@ def test_distractors_keep_their_directions():
 
 def test_an_exact_superposition_can_be_superposed_further():
     plain = small_model("ripple")
-    once = superpose(plain.compiled, d_model=15, seed=0)
-    twice = superpose(once, seed=1)
+    once = superpose(plain.compiled, d_model=15, seed=0, steps=40)
+    twice = superpose(once, seed=1, steps=40)
     assert twice.model.config.d_model == 13
     assert (logits_of(twice, plain.inputs, plain.n_loops) - plain.logits).abs().max() < 1e-4
     fewer = superpose(once, d_model=11, seed=0)
@@ -124,7 +124,7 @@ def test_infeasible_widths(d_model):
 
 
 def test_no_fewer_dimensions_are_exact():
-    dense = superpose(small_model("ripple").compiled, seed=0)
+    dense = superpose(small_model("ripple").compiled, seed=0, steps=40)
     with pytest.raises(InputError) as caught:
         superpose(dense, seed=0)
     assert caught.value.what == "d_model"

@@ -24,13 +24,16 @@ from loopinterp.compiler import (
 from loopinterp.core.errors import InputError
 from loopinterp.decompiler import EXACT, decompile
 from loopinterp.decompiler.evidence import TRAJECTORY, judged_lengths
-from loopinterp.programs import LoopProgram, equivalence, get_program
+from loopinterp.programs import LoopProgram, get_program
+from loopinterp.programs import equivalence as every_equivalence
 from loopinterp.programs.addition_programs import generate, propagate
 from loopinterp.programs.language import full, indices, shift_right, tok_map, tokens, var, where
 from loopinterp.tasks import Addition, Task, get_task
 from loopinterp.training import Run
 
-SMALL = {"n": 5, "examples": 24, "contexts": 12, "tries": 3, "tolerances": (0,)}
+SMALL = {"n": 5, "examples": 16, "contexts": 8, "tries": 2, "tolerances": (0,)}
+TOLERANCES = (0, 0.2)
+BRIEFLY = {**SMALL, "n": 4, "lengths": (3, 5)}
 DISGUISES = {
     "rotated": partial(rotate, seed=0),
     "with distractors": partial(distract, seed=0),
@@ -39,6 +42,8 @@ DISGUISES = {
 
 
 near_misses = functools.cache(near_misses_by_kind)
+# Every interchange at lengths at which a value can pass three positions on.
+equivalence = functools.partial(every_equivalence, lengths=(2, 3, 4))
 
 
 def compiled(name: str, disguise: str = "") -> tuple[LoopProgram, Task, Compiled]:
@@ -77,7 +82,7 @@ def test_programs_that_differ_under_interventions_alone_are_told_apart() -> None
     # A carry that is held for two loops never lapses in an undisturbed run.
     held, plain = get_program("ripple_held_2"), get_program("ripple")
     _, task, made = compiled("ripple_held_2")
-    found = decompile(made.model, task, **SMALL)
+    found = decompile(made.model, task, **BRIEFLY)
     assert found.program is not None
     assert equivalence(found.program, held).equivalent
     assert not equivalence(found.program, plain).equivalent
@@ -100,17 +105,17 @@ def test_a_near_miss_is_never_called_exact_but_as_what_it_is(name: str, kind: st
     miss = near_misses(name, most=16)[kind][0]  # of 16, one or two are of each kind
     task = get_task(miss.task)
     model = compile_program(miss, max_length=task.n_positions(6)).model
-    found = decompile(model, task, n=4, contexts=12, tries=2, examples=24)
+    found = decompile(model, task, **{**BRIEFLY, "tolerances": TOLERANCES})
     if found.claim.grade == EXACT:
         assert found.program is not None
-        assert equivalence(found.program, miss, lengths=(2, 3, 4)).equivalent
+        assert equivalence(found.program, miss).equivalent
     else:
-        assert not equivalence(name, miss, lengths=(2, 3, 4)).equivalent
+        assert not equivalence(name, miss).equivalent
 
 
 def test_what_reads_farther_than_its_neighbour_is_not_decompiled() -> None:
     _, task, made = compiled("lookahead")
-    found = decompile(made.model, task, **SMALL)
+    found = decompile(made.model, task, **BRIEFLY)
     assert found.program is None and found.refusal is not None
     assert found.refusal.code == "reads-farther" and found.refusal.value > 0
     assert str(found).startswith("not decompiled: ")
@@ -118,7 +123,7 @@ def test_what_reads_farther_than_its_neighbour_is_not_decompiled() -> None:
 
 def test_what_has_too_many_values_is_not_decompiled() -> None:
     _, task, made = compiled("copy")
-    found = decompile(made.model, task, most_values=3, **SMALL)
+    found = decompile(made.model, task, most_values=3, **BRIEFLY)
     assert found.program is None and found.refusal is not None
     assert (found.refusal.code, found.refusal.line) == ("many-values", 3)
 
@@ -145,9 +150,8 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
 def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() -> None:
     (about,) = (m for m in benchmark_models(["carry_save"]) if m.disguise == TRAINED)
     model, everything = about.compiled.model, {"lengths": (1, 2, 3, 4), "interventions": None}
-    found = decompile(
-        model, about.task, n=5, sharp=False, across_loops=True, n_exchanges=3000, examples=32
-    )
+    settings = {"n": 4, "lengths": (4, 5), "n_exchanges": 2000, "examples": 32}
+    found = decompile(model, about.task, **settings, sharp=False, across_loops=True)
     assert found.program is not None and found.claim.grade == EXACT
     # Single interchanges are what it was read from; two at once reach cells that none shows.
     same = equivalence(found.program, about.program, **everything)
@@ -200,7 +204,7 @@ def test_values_that_fade_are_read_also_where_the_left_neighbour_starts_them(
 ) -> None:
     program, task = faded(from_the_left=from_the_left), get_task("addition")
     model = compile_program(program, max_length=task.n_positions(6)).model
-    found = decompile(model, task, **SMALL)
+    found = decompile(model, task, **BRIEFLY)
     assert found.program is not None and found.claim.grade == EXACT, found.reason
     assert equivalence(found.program, program).equivalent
 
@@ -220,5 +224,5 @@ def test_starts_that_differ_are_refused_before_any_step_is_tried(monkeypatch) ->
     )
     task = get_task("addition")
     model = compile_program(program, max_length=task.n_positions(6)).model
-    found = decompile(model, task, **SMALL)
+    found = decompile(model, task, **BRIEFLY)
     assert found.refusal is not None and found.refusal.code == "starts-differ"

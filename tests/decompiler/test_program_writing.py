@@ -21,7 +21,7 @@ def delays(program: str) -> dict[tuple[int, int, int], tuple[int, int]]:
     """(token, answer before, answer after) -> least and most loops."""
     model = compile_program(program, max_length=7).model
     found = decompile(
-        model, Addition(), n=5, lengths=[4], tolerances=[0.0], examples=24, contexts=12
+        model, Addition(), n=5, lengths=[4], tolerances=[0.0], examples=16, contexts=8
     ).automaton
     assert found is not None
     inputs = Addition().sample(6, batch_size=64, generator=torch.Generator().manual_seed(0)).inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ def runs_of(model: object, n: int, seed: int = 0, number: int = 4000) -> Interch
     return InterchangeTrajectories.drawn(runs, number, torch.Generator().manual_seed(seed))
 
 
+@cache
 def refined(name: str, n: int = 5) -> tuple[_Refinement, InterchangeTrajectories]:
     model = compile_program(get_program(name), max_length=n + 1).model
     runs, others = [runs_of(model, n)], [runs_of(model, n, seed=1)]
@@ -97,6 +99,6 @@ def test_a_carry_in_real_numbers_is_read_and_says_how_far() -> None:
 def test_what_reads_farther_is_not_cut_into_regions() -> None:
     program = get_program("lookahead")
     model = compile_program(program, max_length=6).model
-    found = decompile(model, get_task("addition"), n=5, sharp=False, n_exchanges=200)
+    found = decompile(model, get_task("addition"), n=5, sharp=False, n_exchanges=200, lengths=(5,))
     assert found.program is None and found.refusal is not None
     assert found.refusal.code == "reads-farther"

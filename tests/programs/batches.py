@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loopinterp.programs import Selector, Seq, evaluate
 
 SEQUENCES = 100
-"""Sequences in one batch; a hundred batches are ten thousand inputs."""
+"""Sequences in one batch; forty batches are four thousand inputs."""
 
 Row = list[int]
 

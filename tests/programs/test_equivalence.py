@@ -202,13 +202,13 @@ def test_what_only_another_loop_or_a_second_change_brings_out_is_told_apart(name
         (forgotten_the_second_time, repeated),
     ):
         comparison = equivalence_at(
-            program, mutation(program, variable), ProgramOffset(), lengths=(6, 8)
+            program, mutation(program, variable), ProgramOffset(), lengths=(4, 6)
         )
         made = comparison.interventions
         assert comparison.natural_share == 0 and made["differ"].any()
         assert only_by(made)[made["differ"]].all()
-        short = equivalence(program, mutation(program, variable), lengths=(4,))
-        assert short.every_single == (4,) and not short.equivalent
+        short = equivalence(program, mutation(program, variable), lengths=(3,))
+        assert short.every_single == (3,) and not short.equivalent
 
 
 def test_more_inputs_than_can_be_tried_are_refused():
@@ -259,16 +259,18 @@ def test_a_program_is_found_a_loop_ahead_a_position_to_the_left_or_with_late_ans
     ):
         assert not equivalence_at(RIPPLE, other, ProgramOffset()).equivalent
         if offset in alignments():
-            comparison = equivalence(RIPPLE, other)
+            comparison = equivalence(RIPPLE, other, lengths=(1, 2, 4))
             assert comparison.equivalent
             assert comparison.program_offset == offset
-    assert equivalence(carries_out(), RIPPLE).program_offset == ProgramOffset(offset=1)
+    assert equivalence(carries_out(), RIPPLE, lengths=(1, 2, 4)).program_offset == ProgramOffset(
+        offset=1
+    )
 
 
 def test_a_negated_carry_is_equivalent_and_a_held_one_is_not_for_every_seed():
     for seed in range(3):
-        assert equivalence(RIPPLE, negated(RIPPLE, "carry"), seed=seed).equivalent
-        assert not equivalence(RIPPLE, "ripple_held_2", seed=seed).equivalent
+        assert equivalence(RIPPLE, negated(RIPPLE, "carry"), lengths=(6,), seed=seed).equivalent
+        assert not equivalence(RIPPLE, "ripple_held_2", lengths=(6,), seed=seed).equivalent
 
 
 def test_an_undecided_answer_at_the_end_is_no_equivalence():

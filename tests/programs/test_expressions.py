@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 WORDS = {name: getattr(programs, name) for name in dir(programs)}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(SEQUENCES | SELECTORS)
 def test_the_printed_code_makes_the_same_node(expressions):
     assert eval(repr(expressions), {**WORDS}) is expressions

@@ -49,7 +49,7 @@ def reference(expr, x, variables) -> list:
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SEQUENCES | SELECTORS, sequences())
 def test_every_expression_agrees_with_the_reference(expr, data):
     x, variables = data

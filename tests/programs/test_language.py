@@ -146,7 +146,7 @@ DEFINITIONS: dict[str, tuple[Seq, Callable[[Row, Row, Row], Row]]] = {
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=batches())
 def test_a_library_function_is_what_its_definition_says(name, data):
     expr, definition = DEFINITIONS[name]
