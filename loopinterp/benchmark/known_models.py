@@ -11,8 +11,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -201,8 +202,9 @@ class BenchmarkModel(ShortRepr):
         """The model with its circuit: compiled now, or trained before."""
         if self.disguise == TRAINED:
             return Compiled.load(TRAINED_MODELS / self.program_name, program=self.program)
-        bare = compile_program(self.program, max_length=self.task.n_positions(self.n))
-        return DISGUISES[self.disguise](bare)
+        bare = _compiled(self.program, self.task.n_positions(self.n))
+        # A copy, as its user may change weights in place.
+        return DISGUISES[self.disguise](replace(bare, model=deepcopy(bare.model)))
 
     def pairs(self) -> tuple[Int[Tensor, "pair pos"], Int[Tensor, "pair pos"]]:
         """Base and source inputs for edges, of all lengths up to n."""
@@ -211,6 +213,11 @@ class BenchmarkModel(ShortRepr):
         lengths[:, 0] = self.n  # all inputs are padded to the full length
         base, source = (self.task.sample(n, generator=generator).inputs for n in lengths)
         return base, source
+
+
+@lru_cache(maxsize=1)  # the disguises of a program follow one another
+def _compiled(program: LoopProgram, max_length: int) -> Compiled:
+    return compile_program(program, max_length=max_length)
 
 
 def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]:

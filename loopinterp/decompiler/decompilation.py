@@ -259,6 +259,7 @@ class _Reader:
     judged_at: Sequence[int]
     farther: Sequence[int]
     across_loops: bool
+    judgements: dict[object, tuple[LoopProgram, pd.DataFrame]] = field(default_factory=dict)
 
     @cached_property
     def runs(self) -> Runs:
@@ -375,15 +376,14 @@ class _Reader:
         regions: bool = False,
         program: LoopProgram | None = None,
     ) -> Decompiled:
-        program = program or program_of(table, self.task, readable=not regions)
-        parts = []
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        for n in dict.fromkeys([*self.judged_at, *self.farther]):
-            # Intervals count inputs: there are four times as many as the program is read off.
-            runs = self._runs(n, self.seed + 1, times=4)
-            number = 3000 if regions else 1000  # regions are never all right
-            parts.append(held_out(runs, program, number, generator).assign(n=n))
-        evidence = pd.concat(parts, ignore_index=True)
+        # Other tolerances and lengths often give the same table, and so the same evidence.
+        key = table.entries, regions
+        if program is None and key in self.judgements:
+            program, evidence = self.judgements[key]
+        else:
+            program = program or program_of(table, self.task, readable=not regions)
+            evidence = self._evidence(program, 3000 if regions else 1000)  # regions are never exact
+            self.judgements[key] = program, evidence
         decisive: Sequence[str] = INTERCHANGED
         if regions:  # those that they are learnt from
             decisive = [TRAJECTORY, INJECTED] if self.across_loops else [TRAJECTORY]
@@ -400,6 +400,14 @@ class _Reader:
             evidence=evidence,
             read_at=tuple(self.lengths),
         )
+
+    def _evidence(self, program: LoopProgram, number: int) -> pd.DataFrame:
+        parts, generator = [], torch.Generator().manual_seed(self.seed + 1)
+        for n in dict.fromkeys([*self.judged_at, *self.farther]):
+            # Intervals count inputs: there are four times as many as the program is read off.
+            runs = self._runs(n, self.seed + 1, times=4)
+            parts.append(held_out(runs, program, number, generator).assign(n=n))
+        return pd.concat(parts, ignore_index=True)
 
     def score(self, result: Decompiled) -> float:
         """Orders readings by the worst low end of trajectories, then the worst clean agreement."""

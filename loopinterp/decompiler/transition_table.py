@@ -145,6 +145,12 @@ class TransitionTable(ShortRepr):
         )  # fmt: skip
         return table, cells
 
+    @cached_property
+    def entries(self) -> tuple[object, ...]:
+        """All that the table says but its consistency; equal tables have equal entries."""
+        tensors = self.start, self.step, self.known, self.answers
+        return (*self.sizes.items(), *(tuple(x.flatten().tolist()) for x in tensors))
+
     @property
     def cells(self) -> list[Cell]:
         """All cells, token by token."""
