@@ -37,13 +37,28 @@ def make_studies_small() -> None:
     at_most(features, "train_autoencoder", steps=20)
     at_most(training, "evaluate", n_samples=20)
     at_most(probing, "carry_study", n_train=32, n_test=32)
+    at_most(dynamics, "basin_map", points=5)
     at_most(comparison, "reduction_study", pairs=64, batch_size=64)
-    at_most(decompiler, "decompile", n_exchanges=1000)
+    at_most(decompiler, "decompile", n_exchanges=400)
+
+    study, compare = decompiler.decompilation_study, comparison.compare_programs
+
+    @functools.wraps(study)
+    def of_three_digits(*arguments: Any, **options: Any) -> Any:
+        small = {"n": 3, "lengths": [3, 4], "n_exchanges": 100}
+        return study(*arguments, **options | small)
+
+    @functools.wraps(compare)
+    def of_one_length(model: Any, programs: Any, data: Any, **options: Any) -> Any:
+        data = [data[0][:128]] if isinstance(data, list) else data
+        return compare(model, programs, data, **options)
+
+    decompiler.decompilation_study = of_three_digits
+    comparison.compare_programs = of_one_length
     by_default(SpreadPairs.__init__, pairs=192)
     # Thirteen programs are still told apart by 768 pairs.
     program_comparison.TO_IDENTIFY = SpreadPairs(pairs=768, same_value=64, repeated=0.5)
-    by_default(decompiler.decompile, contexts=12, examples=16, n_exchanges=1000)
-    by_default(decompiler.decompilation_study, n_exchanges=1000)
+    by_default(decompiler.decompile, contexts=8, tries=2, examples=12, n_exchanges=400)
     spaces = {"k": 2, "growth_loops": 2, "lyapunov_loops": 8, "max_vectors": 8, "max_products": 24}
     by_default(dynamics.local_stability_study, **spaces)
 

@@ -6,6 +6,7 @@ where a GPU would. Where a study turns tensors into numpy's arrays, it has broug
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from torch import Tensor
 import loopinterp
 from loopinterp import (
     comparison,
+    decompiler,
     dynamics,
     edges,
     features,
@@ -203,6 +205,12 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = ASKED | {
     ),
     "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
     "patching_sweep": _patching,
+    "reachability_study": lambda m, d: dynamics.reachability_study(
+        m, d, n_loops=8, kicks=(0.01, 1.0), n_noise=1, n_others=1, n_draws=1
+    ),
+    "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
+        m, d, n_loops=8, n_sensitivity=1, n_probes=1
+    ),
 }
 OF_KNOWN = {"edge_study", "search_subspaces", "patching_sweep"}
 """Studies that a model without training gives nothing to compare."""
@@ -224,7 +232,7 @@ def data_for(name: str) -> Any:
     if name in OF_A_TASK:
         return Addition()
     sizes = {"injected_carry_study": (16, 48), "compare_programs": (4, 8)}
-    n, size = sizes.get(name, (5, 4 if name in OF_EACH_EXAMPLE else 12))
+    n, size = sizes.get(name, (5, 2 if name in OF_EACH_EXAMPLE else 12))
     return Addition().sample(n, batch_size=size, generator=seeded(), distribution="propagate")
 
 
@@ -251,6 +259,10 @@ def on_the_cpu(name: str) -> Any:
     ],
 )
 def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of its sizes, the study lets only the exchanges be chosen.
+    sizes = inspect.unwrap(decompiler.decompile).__kwdefaults__
+    for size, small in {"contexts": 8, "tries": 2, "examples": 12}.items():
+        monkeypatch.setitem(sizes, size, small)
     here, data = on_the_cpu(name), data_for(name)
     # PyTorch crashes where it differentiates forwards under a dispatch mode; the other way does.
     monkeypatch.setattr(torch.func, "jvp", _no_forward_derivative)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from analyses import abacus_carries
 from analyses.abacus_carries import FILE, Sums, barred, changed_tokens, draw, interchanges, tables
 from analyses.tables_in_pages import PAGES, put
 from loopinterp.tasks import IGNORE
@@ -68,8 +69,9 @@ def test_changed_tokens_tell_an_adder_of_written_digits_from_one_of_operands(rul
         assert (rows[changed][rule], rows[changed][other]) == (1, 0)
 
 
-def test_shares_of_barred_and_interchanged_runs() -> None:
+def test_shares_of_barred_and_interchanged_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that adds six digits: it needs the due column, and a state is its answer."""
+    monkeypatch.setattr(abacus_carries, "SAMPLES", 64)
     model = load_pretrained("abacus")
     rows = {(x["barred"], x["loop"], x["head"]): x for x in barred(model, 6)}
     assert rows["nothing", "all", "all"]["right"] > 0.95

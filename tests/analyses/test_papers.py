@@ -176,7 +176,7 @@ def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
     model = load_pretrained("ouro-small")
     monkeypatch.setattr(doubling, "ouro_small", lambda args, seed: model)
     where = ["--results", str(tmp_path), "--page", str(page), "--figures", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "150", *where])
+    monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "60", *where])
     doubling.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("yes.")
     rows = pd.read_csv(tmp_path / "papers_doubling.csv").query("site != 'state'")

@@ -108,31 +108,54 @@ def hostile(values: Iterable[str]) -> dict[str, str]:
     return {old: f"{ATTACKS[k % len(ATTACKS)]}{k}" for k, old in different if old}
 
 
+def blamed(error: BaseException, names: Mapping[str, str]) -> dict[str, str]:
+    """Those of the new names that an error gives, or that it misses by their old values."""
+    said: list[str] = []
+    raised: BaseException | None = error
+    while raised is not None:
+        said += [repr(raised), *map(str, raised.args)]
+        raised = raised.__cause__ or raised.__context__
+    return {
+        old: new
+        for old, new in names.items()
+        if any(repr(old) in text or repr(new)[1:-1] in text or new in text for text in said)
+    }
+
+
 def taken(
-    saved: Any, read: Callable[[Any], Any], names: dict[str, str], *, refused: bool = False
+    saved: Any,
+    read: Callable[[Any], Any],
+    names: dict[str, str],
+    *,
+    others: Mapping[str, str] | None = None,
+    refused: bool = False,
 ) -> dict[str, str]:
-    """Those of the new names with which a JSON value is not refused.
+    """Those of the new names with which, all together, a JSON value is not refused.
 
     Args:
         saved: The value.
         read: Raises what it likes where a value is refused.
-        names: What is tried, all at once; halves of it where that is refused.
+        names: What is tried, all at once; where that is refused, first those that the error
+            speaks of and then the others, or one half after the other.
+        others: Names that are changed besides.
         refused: Whether several names are known to be refused together.
     """
+    others, first = {**(others or {})}, {}
     if not refused or len(names) == 1:
         try:
-            read(renamed(saved, names))
-        except Exception:
-            pass
+            read(renamed(saved, others | names))
+        except Exception as error:
+            first = blamed(error, names)
         else:
             return names
-    items, middle = [*names.items()], len(names) // 2
-    if not middle:
+    if len(names) < 2:
         return {}
-    half = dict(items[:middle])
-    first = taken(saved, read, half)
-    # Where all of the first half is taken, it is the second that is refused.
-    return first | taken(saved, read, dict(items[middle:]), refused=first == half)
+    if not 0 < len(first) < len(names):
+        first = dict([*names.items()][: len(names) // 2])
+    second = {old: new for old, new in names.items() if old not in first}
+    good = taken(saved, read, first, others=others)
+    # Where all of the first part is taken, it is the second that is refused.
+    return good | taken(saved, read, second, others=others | good, refused=good == first)
 
 
 @cache
@@ -143,7 +166,7 @@ def every_result() -> dict[str, Result]:
     source = as_batch(Addition(), n=4, batch_size=16, seed=1)
     own = {
         "search_subspaces": lambda: comparison.search_subspaces(
-            model, batch, "ripple", steps=1, pairs=comparison.SpreadPairs(pairs=128)
+            model, batch, "ripple", steps=1, ranks=(1, 4), pairs=comparison.SpreadPairs(pairs=128)
         ),
         "decompilation_study": lambda: decompiler.decompilation_study(
             model, task, n=3, n_exchanges=100
@@ -155,7 +178,7 @@ def every_result() -> dict[str, Result]:
         ),
         "patching_sweep": lambda: interventions.patching_sweep(model, batch, source, component="z"),
         "edge_study": lambda: edges.edge_study(
-            model, batch[:4], source[:4], n_steps=2, curve_points=4
+            model, batch[:2], source[:2], n_loops=3, n_steps=2, curve_points=2
         ),
         "local_stability_study": lambda: dynamics.local_stability_study(
             model, batch, k=1, growth_loops=2, lyapunov_loops=8
@@ -206,9 +229,10 @@ def hostile_and_harmless(
     # In the order of the file, where those that are refused stand side by side.
     asked = hostile(one for one in texts_of(header) if one not in refused)
     bad = taken(header, said, taken(header, read, asked))
-    worked_out(header)
-    # Most of what is refused is refused without Plotly too, at half the time.
-    bad = taken(header, drawn, taken(header, worked_out, bad))
+    with without_plotly():
+        has_figures = bool(result.figures())
+    # A figure that Plotly alone refuses is missed in the page of all.
+    bad = taken(header, worked_out if has_figures else drawn, bad)
     refused.update(asked.keys() - bad.keys())
     return read(renamed(header, bad)), read(renamed(header, harmless(bad))), len(bad)
 
@@ -271,8 +295,7 @@ def test_strings_of_results(
     out = [tmp_path / "a.html", tmp_path / "b.html"]
     shown = [look(browser, write_results(pages[t], o, title=t)) for t, o in zip(pages, out)]
     assert shown[0] == shown[1]
-    # A comparison does not fit the programs of the head matching when either alone is renamed.
-    assert out[0].read_text().count("cannot be shown") <= 1
+    assert "cannot be shown" not in out[0].read_text()
 
 
 @pytest.mark.slow
