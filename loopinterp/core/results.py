@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from functools import singledispatch
+from functools import cache, singledispatch
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -323,18 +323,27 @@ class Result:
             raise _unusable(path, f"the kind {cls.kind!r}", f"the kind {header['kind']!r}", fix)
         try:
             variables = {name: (axes, arrays[name]) for name, axes in header["axes"].items()}
-            # xr is not imported in this module: no type of a field, and checked by its axes.
-            hints = typing.get_type_hints(cls, localns={"xr": SimpleNamespace(Dataset=Any)})
-            hints["provenance"] = Provenance
+            saved = {**header["fields"], "provenance": header["provenance"]}
+            readers = {**dict.fromkeys(saved, TypeAdapter(Any)), **_readers(cls)}
             values = {
-                name: TypeAdapter(hints.get(name, Any)).validate_json(json.dumps(value))
-                for name, value in {**header["fields"], "provenance": header["provenance"]}.items()
+                name: readers[name].validate_json(json.dumps(value))
+                for name, value in saved.items()
             }
             return cls(data=xr.Dataset(variables, coords=header["coords"]), **values)
         except Exception as error:  # xarray raises anything on a damaged description
             expected = f"the arrays and fields of {cls.__name__} in this version"
             fix = "Run the study again with this version."
             raise _unusable(path, expected, f"others ({error})", fix) from error
+
+
+@cache
+def _readers(cls: type[Result]) -> dict[str, TypeAdapter[Any]]:
+    """By field of a kind of result, what reads its JSON."""
+    # xr is not imported in this module: no type of a field, and checked by its axes.
+    hints = typing.get_type_hints(cls, localns={"xr": SimpleNamespace(Dataset=Any)})
+    hints["provenance"] = Provenance
+    fields = [field.name for field in dataclasses.fields(cls) if field.name != "data"]
+    return {name: TypeAdapter(hints[name]) for name in fields}
 
 
 def _unusable(path: str | Path, expected: str, got: str, fix: str) -> CheckpointError:
