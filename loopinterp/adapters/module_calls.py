@@ -85,17 +85,6 @@ def _flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
     return leaves
 
 
-@contextmanager
-def same_kernels() -> Iterator[None]:
-    """Turn off attention's fast path, which hooks on a module would change."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
 @torch.no_grad()
 def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
     """The calls of all modules inside a model in one run, in the order of their exits."""
@@ -330,28 +319,14 @@ class Modules:
         if not watch.paths:
             yield
             return
-        with self._lock, _watching(self.by_path, watch):
-            yield
-
-
-@contextmanager
-def _watching(modules: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
-    watched = {path: modules[path] for path in watch.paths}
-    with ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
-        for path in watch.blank:
-            stack.callback(_forward_restorer(modules[path]))
-            modules[path].forward = watch.blanked(path, modules[path].forward)
-        with suppress(_Taken):
-            yield
-
-
-def _forward_restorer(module: nn.Module) -> Callable[[], None]:
-    before = vars(module).get("forward")
-
-    def restore() -> None:
-        if before is None:
-            vars(module).pop("forward", None)
-        else:
-            module.forward = before
-
-    return restore
+        watched = {path: self.by_path[path] for path in watch.paths}
+        with self._lock, ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
+            for path in watch.blank:
+                own = vars(self.by_path[path])  # rarely with a forward beside that of its class
+                if "forward" in own:
+                    stack.callback(own.update, forward=own["forward"])
+                else:
+                    stack.callback(own.pop, "forward")
+                own["forward"] = watch.blanked(path, self.by_path[path].forward)
+            with suppress(_Taken):
+                yield

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,6 +249,17 @@ def recording_gradients(model: Any = None) -> torch.enable_grad:
     expected, fix = "weights made outside torch.inference_mode()", "Pass copy.deepcopy(model)."
     need(not any(x.is_inference() for x in weights), "model", expected, "some made inside", fix)
     return torch.enable_grad()
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Turn off the fast path of PyTorch's attention."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 _ALWAYS_FITS = 64 * 1024**2  # bytes of a cache that is not checked
