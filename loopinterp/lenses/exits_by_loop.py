@@ -363,12 +363,7 @@ def _of_frozen(parts: list[dict[str, Tensor]], example: Tensor) -> dict[str, Ten
 
 
 def _sweep(
-    exact: Tensor,
-    scores: list[Tensor],
-    rules: list[StoppingRule],
-    example: Tensor,
-    *,
-    n_steps: int = 33,
+    exact: Tensor, scores: list[Tensor], rules: list[StoppingRule], example: Tensor
 ) -> dict[str, np.ndarray]:
     """Every rule at tolerances from no stop to all stops."""
     by_loop = exact.double().mean(1)  # share that is right if all stop there
@@ -393,9 +388,9 @@ def _sweep(
         score = by_example.clone()  # [loop, batch]
         score[0] = math.inf  # no loop was made
         finite = score[score.isfinite()].double()
-        steps = torch.linspace(0, 1, n_steps, dtype=torch.float64)
+        steps = torch.linspace(0, 1, 33, dtype=torch.float64)
         # From the least finite score to the greatest
-        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * n_steps
+        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * len(steps)
         tolerances = [-math.inf, *tolerances]
         rows = [stopped(score, tolerance) for tolerance in tolerances]
         swept["tolerance"].append(tolerances)
