@@ -107,13 +107,9 @@ class AlbertAdapter(PublishedModel):
         """Whether a model, or the ``albert`` of a masked language model, has the parts."""
         return super().fits(_parts(model)[0])
 
-    @property
-    def _groups(self) -> Any:
-        return _parts(self.published)[0].encoder.albert_layer_groups
-
     def layers_at(self, loop: int) -> Any:
         """The published layers of a loop, at most the last group's."""
-        groups = self._groups
+        groups = _parts(self.published)[0].encoder.albert_layer_groups
         per_group = self.config.n_loops / len(groups)  # loops; not always a whole number
         return groups[min(int(loop / per_group), len(groups) - 1)].albert_layers
 
@@ -187,15 +183,11 @@ class AlbertAdapter(PublishedModel):
         return tap("hook_resid_post", h)
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
-        layers = self.layers_at(loop)
-        for k in reversed(range(len(layers))):
-            backward.at(loop=loop, layer=k)
-            attention = layers[k].attention
-            backward.through_norm("ln2_post", *_of_norm(layers[k].full_layer_layer_norm))
+        for layer in backward.backwards(self.layers_at(loop), loop=loop):
+            backward.through_norm("ln2_post", *_of_norm(layer.full_layer_layer_norm))
             backward.write("mlp", backward.read("hook_mlp_out"))
-            backward.through_norm("ln1_post", *_of_norm(attention.LayerNorm))
-            backward.write_heads(*self.affine(attention.dense))
-        backward.at(loop=loop)
+            backward.through_norm("ln1_post", *_of_norm(layer.attention.LayerNorm))
+            backward.write_heads(*self.affine(layer.attention.dense))
 
     # The readout
 

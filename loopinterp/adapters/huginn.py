@@ -121,9 +121,8 @@ class HuginnAdapter(PublishedModel):
         return (noise * std * float(self.published.emb_scale)).to(e).expand_as(e)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
-        turns = (
-            stored(self.published, "freqs_cis")[0, :n_pos, 0].float().to(self.device)
-        )  # [pos, d_head / 2, 2]
+        turns = stored(self.published, "freqs_cis")[0, :n_pos, 0]  # [pos, d_head / 2, 2]
+        turns = turns.float().to(self.device)
         cos, sin = turns.repeat_interleave(2, dim=1).unbind(-1)
         return cos, sin
 
@@ -195,19 +194,15 @@ class HuginnAdapter(PublishedModel):
         parts = self.published.transformer
         backward.through_unembedding(*self.affine(self.published.lm_head))
         backward.through_norm("ln_final", stored(parts["ln_f"], "weight"))
-        for k in reversed(range(len(parts["coda"]))):
-            backward.at(layer=k)
-            self.attribute_layer(parts["coda"][k], backward)
-        backward.at()
+        for layer in backward.backwards(parts["coda"]):
+            self.attribute_layer(layer, backward)
         if self._norms_sums:
             backward.through_norm("ln_coda", stored(parts["ln_f"], "weight"))
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         parts = self.published.transformer
-        for k in reversed(range(len(parts["core_block"]))):
-            backward.at(loop=loop, layer=k)
-            self.attribute_layer(parts["core_block"][k], backward)
-        backward.at(loop=loop)
+        for layer in backward.backwards(parts["core_block"], loop=loop):
+            self.attribute_layer(layer, backward)
         weight, bias = self.affine(parts["adapter"])
         # The adapter reads [h; e]: its weights are two maps side by side.
         of_state, of_input = weight.chunk(2, dim=1)

@@ -125,14 +125,12 @@ class LlamaLoops(PublishedModel):
         inner = self.published.model
         backward.at(loop=loop)
         backward.through_norm("ln_loop", stored(inner.norm, "weight"))
-        for k in reversed(range(len(inner.layers))):
-            backward.at(loop=loop, layer=k)
+        for layer in backward.backwards(inner.layers, loop=loop):
             backward.write("mlp", backward.read("hook_mlp_out"))  # what its norm leaves
             with backward.branch():
                 if self.sandwich:
-                    norm = inner.layers[k].input_layernorm_2
-                    backward.through_norm("ln1_post", stored(norm, "weight"))
-                backward.write_heads(*self.affine(inner.layers[k].self_attn.o_proj))
+                    backward.through_norm("ln1_post", stored(layer.input_layernorm_2, "weight"))
+                backward.write_heads(*self.affine(layer.self_attn.o_proj))
 
 
 class OuroAdapter(LlamaLoops):

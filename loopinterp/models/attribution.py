@@ -68,6 +68,13 @@ class AttributionPass:
         """Move to ``loop=``, ``layer=``, both, or neither; a layer alone is in the coda."""
         self._place = place
 
+    def backwards(self, layers: Any, **place: int) -> Iterator[Any]:
+        """The layers of a place, the last one first, with the pass at each; then at the place."""
+        for k in reversed(range(len(layers))):
+            self.at(**place, layer=k)
+            yield layers[k]
+        self.at(**place)
+
     def read(self, component: str) -> Tensor:
         words = (("loop", "loops"), ("layer", "blocks" if "loop" in self._place else "coda"))
         steps = [f"{word}.{self._place[axis]}" for axis, word in words if axis in self._place]

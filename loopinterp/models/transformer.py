@@ -297,10 +297,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             backward.through_norm("ln_loop", norm.weight, norm.bias, name="loop norm")
         if injection == "gated_output":
             backward.write("injection", backward.read("hook_injection"))
-        for k in reversed(range(len(self.block))):
-            backward.at(loop=loop, layer=k)
-            self.block[k].attribute(backward)  # type: ignore[operator]
-        backward.at(loop=loop)
+        for layer in backward.backwards(self.block, loop=loop):
+            layer.attribute(backward)
         # Injected into sublayers, the input reaches the stream through what they write alone.
         if injection in ("input", "concat"):
             backward.write("injection", backward.read("hook_injection"))
@@ -326,6 +324,5 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         if self.ln_final is not None:
             norm = self.ln_final
             backward.through_norm("ln_final", norm.weight, norm.bias, name="final norm")
-        for k in reversed(range(len(self.coda))):
-            backward.at(layer=k)
-            self.coda[k].attribute(backward)  # type: ignore[operator]
+        for layer in backward.backwards(self.coda):
+            layer.attribute(backward)
