@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from pydantic import PositiveInt
 
-from loopinterp.core.boundary import checked
+from loopinterp.core.boundary import checked, resolve_device
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError, unknown_name
 from loopinterp.core.results import config_hash
 from loopinterp.core.settings import Settings, settings
@@ -190,7 +190,6 @@ def read_adapted(folder: Path, *, device: torch.device | str = "cpu") -> Publish
     Raises:
         CheckpointError: If a file is damaged, or the two do not fit.
     """
-    from loopinterp.core.boundary import resolve_device
     from loopinterp.models.checkpoints import check_tensors
     from loopinterp.models.protocol import every_tensor
 

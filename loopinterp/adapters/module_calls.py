@@ -186,19 +186,6 @@ class Slot:
     layout: Layout = "batch"
 
 
-def _batch_first(x: Tensor, layout: Layout, batch: int) -> Tensor:
-    # From a module's own layout to [batch, pos, …], as hooks see it.
-    if layout == "flat":
-        return x.unflatten(0, (batch, -1))
-    return x.transpose(0, 1) if layout == "pos" else x
-
-
-def _as_in_module(x: Tensor, layout: Layout) -> Tensor:
-    if layout == "flat":
-        return x.flatten(0, 1)
-    return x.transpose(0, 1) if layout == "pos" else x
-
-
 # Runs
 
 
@@ -209,10 +196,15 @@ class _At(NamedTuple):
     batch: int
 
     def __call__(self, x: Tensor | None) -> Tensor:
-        # Copies, as the model's code may write into its own.
         assert x is not None
-        x = _batch_first(x, self.layout, self.batch).clone()
-        return _as_in_module(self.tap(self.component, x).clone(), self.layout)
+        # From the module's own layout to [batch, pos, …], as hooks see it, and back.
+        if self.layout != "batch":
+            x = x.unflatten(0, (self.batch, -1)) if self.layout == "flat" else x.transpose(0, 1)
+        # Copies, as the model's code may write into its own.
+        x = self.tap(self.component, x.clone()).clone()
+        if self.layout == "batch":
+            return x
+        return x.flatten(0, 1) if self.layout == "flat" else x.transpose(0, 1)
 
 
 class _Taken(BaseException):  # the model's own code may catch an Exception

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -245,7 +246,10 @@ class PublishedModel(HookedRun):
     @classmethod
     def fits(cls, model: object) -> bool:
         """Whether a model has the parts in ``needs``."""
-        return all(_part(model, name) is not None for name in cls.needs)
+        try:
+            return all(attrgetter(name)(model) is not None for name in cls.needs)
+        except AttributeError:
+            return False
 
     def __repr__(self) -> str:
         weights, sizes = sum(x.numel() for x in self.parameters()), self._site_map
@@ -339,18 +343,3 @@ class PublishedModel(HookedRun):
         ahead = (key > query)[:, None] if self.config.causal else (key > key)[:, None]
         mask = torch.zeros_like(ahead, dtype=self.dtype).masked_fill(ahead, float("-inf"))
         return mask, mask
-
-
-def _part(model: Any, name: str) -> object | None:
-    """A part of a model by its dotted name, if there is one; numbers index lists."""
-    for step in name.split("."):
-        try:
-            if step.isdecimal():
-                model = model[int(step)]
-            elif isinstance(model, torch.nn.ModuleDict):
-                model = model[step]
-            else:
-                model = getattr(model, step)
-        except (AttributeError, IndexError, KeyError, TypeError):
-            return None
-    return model

@@ -232,14 +232,12 @@ def _loop_of(
 def _vocabulary(native: OwnForward, recording: Recording) -> int | None:
     """Tokens of the embedding that reads the inputs, if any."""
     for call in recording.calls:
-        module, arguments = native.by_path[call.path], call.arguments.values()
-        if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in arguments):
+        module, y = native.by_path[call.path], recording.inputs
+        tensors = [x for x in call.arguments.values() if isinstance(x, torch.Tensor)]
+        reads_inputs = any(x.shape == y.shape and bool((x == y).all()) for x in tensors)
+        if reads_inputs and isinstance(module, nn.Embedding):
             return module.num_embeddings
     return None
-
-
-def _same(x: object, y: Tensor) -> bool:
-    return isinstance(x, torch.Tensor) and x.shape == y.shape and bool((x == y).all())
 
 
 @torch.no_grad()
