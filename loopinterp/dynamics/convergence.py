@@ -54,7 +54,7 @@ _OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ConvergenceResult(Result, kind="convergence"):
+class ConvergenceResult(runs.AfterLoops, Result, kind="convergence"):
     """Convergence of a looped model, token by token, with its accuracy.
 
     Loop 0 is the initial state. In half precision, limits and spectral radii are those of the same
@@ -100,10 +100,6 @@ class ConvergenceResult(Result, kind="convergence"):
     threshold: float
     answered_after: str = "T(n)"
     one_map: bool = True
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def of_counted(self, name: str) -> xr.DataArray:
         """An array of tokens, NaN at uncounted positions."""

@@ -29,6 +29,7 @@ from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
+    import xarray as xr
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -43,6 +44,16 @@ CHUNK_BYTES = 64 * 2**20
 
 Counted = Literal["asked", "all"]
 """Positions that a study counts: those with a target, or all."""
+
+
+class AfterLoops:
+    """A result whose axis ``loop`` counts the loops made, from 0 on."""
+
+    data: xr.Dataset
+
+    @property
+    def n_loops(self) -> int:
+        return self.data.sizes["loop"] - 1
 
 
 @checked

@@ -20,7 +20,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
-from loopinterp.dynamics.runs import beside_float32, chunks, gather, stream_measures
+from loopinterp.dynamics.runs import AfterLoops, beside_float32, chunks, gather, stream_measures
 from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops
@@ -52,7 +52,7 @@ Per = Literal["example", "token"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ExitResult(Result, kind="exits"):
+class ExitResult(AfterLoops, Result, kind="exits"):
     """The result of :func:`exit_study`. ``loop`` counts loops made, from 0.
 
     With ``per="token"``, a row of ``batch`` is an asked token.
@@ -106,10 +106,6 @@ class ExitResult(Result, kind="exits"):
     targets: bool
     rules: dict[str, str]
     per: Per = "example"
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def decided_by_rounding(self) -> int | None:
         """Examples with a loop at which one precision alone is right; None for a float32 run."""
