@@ -31,7 +31,6 @@ from loopinterp.models.protocol import device_of
 from loopinterp.models.run import HookedRun
 from loopinterp.models.run_inputs import LoopRule, check_tokens, refuse
 from loopinterp.models.taps import SILENT, Tap
-from loopinterp.models.transformer_lens_calls import Absent
 from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
@@ -195,6 +194,17 @@ class PublishedConfig(ShortRepr):
         return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
 
 
+class _Absent:
+    """A TransformerLens name that a published model lacks."""
+
+    def __get__(self, model: object, owner: type | None = None) -> Any:
+        if model is None:
+            return self
+        what, got = "layers and weights by TransformerLens' names", type(model).__name__
+        fix = "Patch activations by their hook names, or read the weights of model.published."
+        raise InputError(what, expected="a LoopedTransformer", given=got, fix=fix)
+
+
 class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
@@ -208,10 +218,10 @@ class PublishedModel(HookedRun):
     offloads: ClassVar[bool] = True  # weights may be offloaded
     published: Any
 
-    blocks = unembed = tl_parameters = tl_named_parameters = Absent()
-    W_E = W_pos = W_U = b_U = W_Q = W_K = W_V = W_O = W_in = W_out = QK = OV = Absent()
-    b_Q = b_K = b_V = b_O = b_in = b_out = all_composition_scores = all_head_labels = Absent()
-    set_use_attn_result = set_use_split_qkv_input = set_use_hook_mlp_in = Absent()
+    blocks = unembed = tl_parameters = tl_named_parameters = _Absent()
+    W_E = W_pos = W_U = b_U = W_Q = W_K = W_V = W_O = W_in = W_out = QK = OV = _Absent()
+    b_Q = b_K = b_V = b_O = b_in = b_out = all_composition_scores = all_head_labels = _Absent()
+    set_use_attn_result = set_use_split_qkv_input = set_use_hook_mlp_in = _Absent()
 
     def __init__(
         self,
