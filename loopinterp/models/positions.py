@@ -281,15 +281,6 @@ def abacus_positions(
     return index if signs else torch.where(digits, index, 0)
 
 
-def abacus_bar(
-    index: Int[Tensor, "batch pos"], window: int, *, dtype: torch.dtype
-) -> Float[Tensor, "batch 1 pos pos"]:
-    """Minus infinity to digits more than ``window`` abacus positions away; else 0."""
-    query, key = index[:, :, None], index[:, None, :]
-    far = (key > 0) & ((query - key).abs() > window)
-    return torch.zeros_like(far, dtype=dtype).masked_fill(far, float("-inf"))[:, None]
-
-
 def check_length(n_needed: int, n_ctx: int, what: str) -> None:
     if n_needed > n_ctx:
         expected, fix = f"at most n_ctx={n_ctx} learned positions", "Shorten the input."

@@ -18,7 +18,6 @@ from loopinterp.models.positions import (
     FireBias,
     GridBias,
     RelativeBias,
-    abacus_bar,
     abacus_positions,
     attention_context,
     attention_mask,
@@ -218,8 +217,11 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         window = self.config.abacus_window
         if window is None:
             return None
+        # Digits more than the window of abacus positions away are barred: [batch, query, key].
         index = abacus_positions(inputs.long(), self.config.digit_tokens)
-        return abacus_bar(index, window, dtype=self.dtype)
+        query, key = index[:, :, None], index[:, None, :]
+        far = (key > 0) & ((query - key).abs() > window)
+        return torch.zeros_like(far, dtype=self.dtype).masked_fill(far, float("-inf"))[:, None]
 
     def _abacus_index(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
         digits, signs = self.config.digit_tokens, self.config.abacus_signs
