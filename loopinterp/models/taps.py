@@ -83,19 +83,6 @@ class ChangingTap(Tap):
     edits = listens
 
 
-class MovedTap(Tap):
-    """A tap inside a layer on another device: hooks see activations on ``home``."""
-
-    def __init__(self, tap: Tap, home: torch.device) -> None:
-        self._tap, self._home = tap, home
-        self.listens, self.edits = tap.listens, tap.edits
-
-    def __call__(self, component: str, x: Tensor) -> Tensor:
-        if not self._tap.listens(component):
-            return x
-        return self._tap(component, x.to(self._home)).to(x.device)
-
-
 class _OpenTap(Tap):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
