@@ -70,7 +70,6 @@ class AlbertAdapter(PublishedModel):
             check_integer("pad", pad, most=words.num_embeddings - 1)
         self.pad, self.reads_tokens, self.local_step = pad, pad is not None, pad is None
         self.takes_loop = len(groups) > 1  # layers of several groups take turns
-        self._d_head = width // n_heads
         layer = layer_sites(before=False, after=True, of_sum=True, rotary=False, gated=False)
         embedding: Sites = {
             "hook_embed": "embedding",
@@ -85,7 +84,7 @@ class AlbertAdapter(PublishedModel):
             SiteMap(
                 d_model=width,
                 n_heads=n_heads,
-                d_head=self._d_head,
+                d_head=width // n_heads,
                 d_mlp=int(config.intermediate_size),
                 embedding=embedding,
                 opening={"hook_state_pre": "state"},
@@ -168,11 +167,11 @@ class AlbertAdapter(PublishedModel):
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``."""
-        attention = layer.attention
+        attention, d_head = layer.attention, self.site_map.d_head
         h = tap("hook_resid_pre", h)
         projections = attention.query, attention.key, attention.value
         x = tap("hook_attn_in", h)
-        q, k, v = (split_heads(project(x), self._d_head) for project in projections)
+        q, k, v = (split_heads(project(x), d_head) for project in projections)
         z = attend(q, k, v, context, tap)
         x = tap("hook_attn_out", attention.dense(join_heads(z)))
         h = _layer_norm(attention.LayerNorm, h + x, tap, "ln1_post")

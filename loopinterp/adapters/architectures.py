@@ -108,14 +108,11 @@ class AdaptedModelConfig(Settings):
             InputError: If its module is of other code than the architectures.
         """
         published: Any = model.published
+        package = type(published).__module__.split(".")[0]
+        kind = package, type(published).__name__, type(model).__name__
         for name, code in _CODE.items():
             # Other code with the same names may compute something else.
-            package = type(published).__module__.split(".")[0]
-            same_code = (package, type(published).__name__) == (
-                code.module.split(".")[0],
-                code.model,
-            )
-            if not same_code or type(model).__name__ != code.adapter:
+            if kind != (code.module.split(".")[0], code.model, code.adapter):
                 continue
             config, sizes = published.config, {}
             if code.module.startswith(_PLAIN):
