@@ -34,13 +34,8 @@ if TYPE_CHECKING:
 
 RARE = 20  # features active at fewer positions, in all loops, have no effective number of loops
 
-SHARED, OF_LOOP, RANDOM, PCA, MEAN = (
-    "shared",
-    "of the loop",
-    "random",
-    "principal components",
-    "mean",
-)
+SHARED, OF_LOOP = "shared", "of the loop"
+RANDOM, PCA, MEAN = "random", "principal components", "mean"
 _ACROSS = ("fve_across", "fve_recentred", "cosine_across", "cosine_control")
 
 
