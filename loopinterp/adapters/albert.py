@@ -70,7 +70,6 @@ class AlbertAdapter(PublishedModel):
             check_integer("pad", pad, most=words.num_embeddings - 1)
         self.pad, self.reads_tokens, self.local_step = pad, pad is not None, pad is None
         self.takes_loop = len(groups) > 1  # layers of several groups take turns
-        self._d_head = width // n_heads
         layer = layer_sites(before=False, after=True, of_sum=True, rotary=False, gated=False)
         embedding: Sites = {
             "hook_embed": "embedding",
@@ -85,7 +84,7 @@ class AlbertAdapter(PublishedModel):
             SiteMap(
                 d_model=width,
                 n_heads=n_heads,
-                d_head=self._d_head,
+                d_head=width // n_heads,
                 d_mlp=int(config.intermediate_size),
                 embedding=embedding,
                 opening={"hook_state_pre": "state"},
@@ -107,13 +106,9 @@ class AlbertAdapter(PublishedModel):
         """Whether a model, or the ``albert`` of a masked language model, has the parts."""
         return super().fits(_parts(model)[0])
 
-    @property
-    def _groups(self) -> Any:
-        return _parts(self.published)[0].encoder.albert_layer_groups
-
     def layers_at(self, loop: int) -> Any:
         """The published layers of a loop, at most the last group's."""
-        groups = self._groups
+        groups = _parts(self.published)[0].encoder.albert_layer_groups
         per_group = self.config.n_loops / len(groups)  # loops; not always a whole number
         return groups[min(int(loop / per_group), len(groups) - 1)].albert_layers
 
@@ -172,11 +167,11 @@ class AlbertAdapter(PublishedModel):
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``."""
-        attention = layer.attention
+        attention, d_head = layer.attention, self.site_map.d_head
         h = tap("hook_resid_pre", h)
         projections = attention.query, attention.key, attention.value
         x = tap("hook_attn_in", h)
-        q, k, v = (split_heads(project(x), self._d_head) for project in projections)
+        q, k, v = (split_heads(project(x), d_head) for project in projections)
         z = attend(q, k, v, context, tap)
         x = tap("hook_attn_out", attention.dense(join_heads(z)))
         h = _layer_norm(attention.LayerNorm, h + x, tap, "ln1_post")
@@ -187,15 +182,11 @@ class AlbertAdapter(PublishedModel):
         return tap("hook_resid_post", h)
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
-        layers = self.layers_at(loop)
-        for k in reversed(range(len(layers))):
-            backward.at(loop=loop, layer=k)
-            attention = layers[k].attention
-            backward.through_norm("ln2_post", *_of_norm(layers[k].full_layer_layer_norm))
+        for layer in backward.backwards(self.layers_at(loop), loop=loop):
+            backward.through_norm("ln2_post", *_of_norm(layer.full_layer_layer_norm))
             backward.write("mlp", backward.read("hook_mlp_out"))
-            backward.through_norm("ln1_post", *_of_norm(attention.LayerNorm))
-            backward.write_heads(*self.affine(attention.dense))
-        backward.at(loop=loop)
+            backward.through_norm("ln1_post", *_of_norm(layer.attention.LayerNorm))
+            backward.write_heads(*self.affine(layer.attention.dense))
 
     # The readout
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from pydantic import PositiveInt
 
-from loopinterp.core.boundary import checked
+from loopinterp.core.boundary import checked, resolve_device
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError, unknown_name
 from loopinterp.core.results import config_hash
 from loopinterp.core.settings import Settings, settings
@@ -108,14 +108,11 @@ class AdaptedModelConfig(Settings):
             InputError: If its module is of other code than the architectures.
         """
         published: Any = model.published
+        package = type(published).__module__.split(".")[0]
+        kind = package, type(published).__name__, type(model).__name__
         for name, code in _CODE.items():
             # Other code with the same names may compute something else.
-            package = type(published).__module__.split(".")[0]
-            same_code = (package, type(published).__name__) == (
-                code.module.split(".")[0],
-                code.model,
-            )
-            if not same_code or type(model).__name__ != code.adapter:
+            if kind != (code.module.split(".")[0], code.model, code.adapter):
                 continue
             config, sizes = published.config, {}
             if code.module.startswith(_PLAIN):
@@ -190,7 +187,6 @@ def read_adapted(folder: Path, *, device: torch.device | str = "cpu") -> Publish
     Raises:
         CheckpointError: If a file is damaged, or the two do not fit.
     """
-    from loopinterp.core.boundary import resolve_device
     from loopinterp.models.checkpoints import check_tensors
     from loopinterp.models.protocol import every_tensor
 

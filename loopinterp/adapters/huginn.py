@@ -72,11 +72,8 @@ class HuginnAdapter(PublishedModel):
             expected, fix = "steps without noise", "Set model.config.test_time_noise = 0."
             got = f"test_time_noise = {noise}"
             raise InputError("model", expected=expected, given=got, fix=fix)
-        self._seed = seed
-        n_heads = int(config.num_attention_heads)
-        self._d_head = int(config.n_embd) // n_heads
-        n_kv = int(config.num_key_value_heads)
-        sums = self._norms_sums
+        self._seed, sums = seed, self._norms_sums
+        n_heads, n_kv = int(config.num_attention_heads), int(config.num_key_value_heads)
         layer = layer_sites(before=True, after=sums, of_sum=sums, grouped=n_kv < n_heads)
         super().__init__(
             published,
@@ -84,7 +81,7 @@ class HuginnAdapter(PublishedModel):
                 d_model=int(config.n_embd),
                 n_heads=n_heads,
                 n_kv_heads=n_kv,
-                d_head=self._d_head,
+                d_head=int(config.n_embd) // n_heads,
                 d_mlp=parts["core_block"][0].mlp.proj.in_features,
                 embedding={"hook_embed": "residual"},
                 prelude=(layer,) * len(parts["prelude"]),
@@ -121,9 +118,8 @@ class HuginnAdapter(PublishedModel):
         return (noise * std * float(self.published.emb_scale)).to(e).expand_as(e)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
-        turns = (
-            stored(self.published, "freqs_cis")[0, :n_pos, 0].float().to(self.device)
-        )  # [pos, d_head / 2, 2]
+        turns = stored(self.published, "freqs_cis")[0, :n_pos, 0]  # [pos, d_head / 2, 2]
+        turns = turns.float().to(self.device)
         cos, sin = turns.repeat_interleave(2, dim=1).unbind(-1)
         return cos, sin
 
@@ -157,12 +153,12 @@ class HuginnAdapter(PublishedModel):
         return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
 
     def add_attention(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
-        attention = layer.attn
-        n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
+        attention, sizes = layer.attn, self.site_map
+        n_kv = (sizes.n_kv_heads or sizes.n_heads) * sizes.d_head
         # [batch, pos, heads * d_head] of queries, keys and values, split into heads
         x = attention.Wqkv(weighted_norm(layer.norm_1, tap("hook_attn_in", h), tap, "ln1"))
-        q, k, v = x.split((self.site_map.d_model, n_kv, n_kv), dim=-1)
-        q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))
+        q, k, v = x.split((sizes.d_model, n_kv, n_kv), dim=-1)
+        q, k, v = (split_heads(part, sizes.d_head) for part in (q, k, v))
         bias = stored(attention, "qk_bias")  # [2, 1, head, d_head]
         if bias is not None:
             q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
@@ -195,19 +191,15 @@ class HuginnAdapter(PublishedModel):
         parts = self.published.transformer
         backward.through_unembedding(*self.affine(self.published.lm_head))
         backward.through_norm("ln_final", stored(parts["ln_f"], "weight"))
-        for k in reversed(range(len(parts["coda"]))):
-            backward.at(layer=k)
-            self.attribute_layer(parts["coda"][k], backward)
-        backward.at()
+        for layer in backward.backwards(parts["coda"]):
+            self.attribute_layer(layer, backward)
         if self._norms_sums:
             backward.through_norm("ln_coda", stored(parts["ln_f"], "weight"))
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         parts = self.published.transformer
-        for k in reversed(range(len(parts["core_block"]))):
-            backward.at(loop=loop, layer=k)
-            self.attribute_layer(parts["core_block"][k], backward)
-        backward.at(loop=loop)
+        for layer in backward.backwards(parts["core_block"], loop=loop):
+            self.attribute_layer(layer, backward)
         weight, bias = self.affine(parts["adapter"])
         # The adapter reads [h; e]: its weights are two maps side by side.
         of_state, of_input = weight.chunk(2, dim=1)

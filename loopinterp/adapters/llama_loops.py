@@ -46,17 +46,17 @@ class LlamaLoops(PublishedModel):
     def __init__(self, published: Any, rotary: str, *, n_loops: int, closing: Sites) -> None:
         """``rotary`` is the path of the module with the angles, ``closing`` a loop's last sites."""
         inner = published.model
-        self._d_head = int(inner.layers[0].self_attn.head_dim)
         need_angles(published, rotary)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
-        n_heads = attention.q_proj.out_features // self._d_head
-        n_kv = attention.k_proj.out_features // self._d_head
+        d_head = int(attention.head_dim)
+        n_heads = attention.q_proj.out_features // d_head
+        n_kv = attention.k_proj.out_features // d_head
         layer = layer_sites(before=True, after=self.sandwich, grouped=n_kv < n_heads)
         sites = SiteMap(
             d_model=inner.embed_tokens.embedding_dim,
             n_heads=n_heads,
             n_kv_heads=n_kv,
-            d_head=self._d_head,
+            d_head=d_head,
             d_mlp=mlp.gate_proj.out_features,
             embedding={"hook_embed": "residual"},
             opening={"hook_state_pre": "state"},
@@ -98,7 +98,7 @@ class LlamaLoops(PublishedModel):
         h = tap("hook_resid_pre", h)
         x = weighted_norm(layer.input_layernorm, tap("hook_attn_in", h), tap, "ln1")
         q, k, v = (
-            split_heads(project(x), self._d_head)
+            split_heads(project(x), self.site_map.d_head)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         z = attend(q, k, v, context, tap, turn=rotate_halves)
@@ -125,14 +125,12 @@ class LlamaLoops(PublishedModel):
         inner = self.published.model
         backward.at(loop=loop)
         backward.through_norm("ln_loop", stored(inner.norm, "weight"))
-        for k in reversed(range(len(inner.layers))):
-            backward.at(loop=loop, layer=k)
+        for layer in backward.backwards(inner.layers, loop=loop):
             backward.write("mlp", backward.read("hook_mlp_out"))  # what its norm leaves
             with backward.branch():
                 if self.sandwich:
-                    norm = inner.layers[k].input_layernorm_2
-                    backward.through_norm("ln1_post", stored(norm, "weight"))
-                backward.write_heads(*self.affine(inner.layers[k].self_attn.o_proj))
+                    backward.through_norm("ln1_post", stored(layer.input_layernorm_2, "weight"))
+                backward.write_heads(*self.affine(layer.self_attn.o_proj))
 
 
 class OuroAdapter(LlamaLoops):

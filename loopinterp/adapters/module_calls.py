@@ -85,17 +85,6 @@ def _flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
     return leaves
 
 
-@contextmanager
-def same_kernels() -> Iterator[None]:
-    """Turn off attention's fast path, which hooks on a module would change."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
 @torch.no_grad()
 def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
     """The calls of all modules inside a model in one run, in the order of their exits."""
@@ -197,19 +186,6 @@ class Slot:
     layout: Layout = "batch"
 
 
-def _batch_first(x: Tensor, layout: Layout, batch: int) -> Tensor:
-    # From a module's own layout to [batch, pos, …], as hooks see it.
-    if layout == "flat":
-        return x.unflatten(0, (batch, -1))
-    return x.transpose(0, 1) if layout == "pos" else x
-
-
-def _as_in_module(x: Tensor, layout: Layout) -> Tensor:
-    if layout == "flat":
-        return x.flatten(0, 1)
-    return x.transpose(0, 1) if layout == "pos" else x
-
-
 # Runs
 
 
@@ -220,10 +196,15 @@ class _At(NamedTuple):
     batch: int
 
     def __call__(self, x: Tensor | None) -> Tensor:
-        # Copies, as the model's code may write into its own.
         assert x is not None
-        x = _batch_first(x, self.layout, self.batch).clone()
-        return _as_in_module(self.tap(self.component, x).clone(), self.layout)
+        # From the module's own layout to [batch, pos, …], as hooks see it, and back.
+        if self.layout != "batch":
+            x = x.unflatten(0, (self.batch, -1)) if self.layout == "flat" else x.transpose(0, 1)
+        # Copies, as the model's code may write into its own.
+        x = self.tap(self.component, x.clone()).clone()
+        if self.layout == "batch":
+            return x
+        return x.flatten(0, 1) if self.layout == "flat" else x.transpose(0, 1)
 
 
 class _Taken(BaseException):  # the model's own code may catch an Exception
@@ -330,28 +311,14 @@ class Modules:
         if not watch.paths:
             yield
             return
-        with self._lock, _watching(self.by_path, watch):
-            yield
-
-
-@contextmanager
-def _watching(modules: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
-    watched = {path: modules[path] for path in watch.paths}
-    with ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
-        for path in watch.blank:
-            stack.callback(_forward_restorer(modules[path]))
-            modules[path].forward = watch.blanked(path, modules[path].forward)
-        with suppress(_Taken):
-            yield
-
-
-def _forward_restorer(module: nn.Module) -> Callable[[], None]:
-    before = vars(module).get("forward")
-
-    def restore() -> None:
-        if before is None:
-            vars(module).pop("forward", None)
-        else:
-            module.forward = before
-
-    return restore
+        watched = {path: self.by_path[path] for path in watch.paths}
+        with self._lock, ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
+            for path in watch.blank:
+                own = vars(self.by_path[path])  # rarely with a forward beside that of its class
+                if "forward" in own:
+                    stack.callback(own.update, forward=own["forward"])
+                else:
+                    stack.callback(own.pop, "forward")
+                own["forward"] = watch.blanked(path, self.by_path[path].forward)
+            with suppress(_Taken):
+                yield

@@ -222,7 +222,7 @@ class HRMTextAdapter(NestedModel):
             expected, fix = "0 for a model of prefix_lm = False", "Leave n_prefix out."
             raise InputError("n_prefix", expected=expected, given=str(n_prefix), fix=fix)
         first = inner.L_module.layers[0]
-        self._d_head = int(first.self_attn.head_dim)
+        d_head = int(first.self_attn.head_dim)
         layer = layer_sites(before=True, after=False, gate="head")
         stack = [layer] * (len(inner.L_module.layers) - 1)
         stack.append({**layer, **norm_sites("ln_cycle")})
@@ -233,8 +233,8 @@ class HRMTextAdapter(NestedModel):
                 stack,
                 int(config.L_cycles),
                 d_model=inner.embed_tokens.embedding_dim,
-                n_heads=first.self_attn.q_proj.out_features // self._d_head,
-                d_head=self._d_head,
+                n_heads=first.self_attn.q_proj.out_features // d_head,
+                d_head=d_head,
                 d_mlp=first.mlp.gate_proj.out_features,
                 injects=False,
             ),
@@ -284,11 +284,11 @@ class HRMTextAdapter(NestedModel):
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``h + W_O (sigmoid(gate) * attn(norm(h)))``, then ``h + mlp(norm(h))``."""
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, mlp, d_head = layer.self_attn, layer.mlp, self.site_map.d_head
         h = tap("hook_resid_pre", h)
         x = rms_norm(tap("hook_attn_in", h), None, layer.input_layernorm.eps, tap, "ln1")
         projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.gate_proj
-        q, k, v, gate = (split_heads(project(x), self._d_head) for project in projections)
+        q, k, v, gate = (split_heads(project(x), d_head) for project in projections)
         z = attend(q, k, v, context, tap, turn=rotate_halves)
         # [batch, pos, head, d_head], as the hook shows heads
         gate = tap("attn.hook_gate", gate.sigmoid().transpose(1, 2)).transpose(1, 2)

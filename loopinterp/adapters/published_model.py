@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -30,7 +31,6 @@ from loopinterp.models.protocol import device_of
 from loopinterp.models.run import HookedRun
 from loopinterp.models.run_inputs import LoopRule, check_tokens, refuse
 from loopinterp.models.taps import SILENT, Tap
-from loopinterp.models.transformer_lens_calls import Absent
 from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
@@ -194,6 +194,17 @@ class PublishedConfig(ShortRepr):
         return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
 
 
+class _Absent:
+    """A TransformerLens name that a published model lacks."""
+
+    def __get__(self, model: object, owner: type | None = None) -> Any:
+        if model is None:
+            return self
+        what, got = "layers and weights by TransformerLens' names", type(model).__name__
+        fix = "Patch activations by their hook names, or read the weights of model.published."
+        raise InputError(what, expected="a LoopedTransformer", given=got, fix=fix)
+
+
 class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
@@ -207,10 +218,10 @@ class PublishedModel(HookedRun):
     offloads: ClassVar[bool] = True  # weights may be offloaded
     published: Any
 
-    blocks = unembed = tl_parameters = tl_named_parameters = Absent()
-    W_E = W_pos = W_U = b_U = W_Q = W_K = W_V = W_O = W_in = W_out = QK = OV = Absent()
-    b_Q = b_K = b_V = b_O = b_in = b_out = all_composition_scores = all_head_labels = Absent()
-    set_use_attn_result = set_use_split_qkv_input = set_use_hook_mlp_in = Absent()
+    blocks = unembed = tl_parameters = tl_named_parameters = _Absent()
+    W_E = W_pos = W_U = b_U = W_Q = W_K = W_V = W_O = W_in = W_out = QK = OV = _Absent()
+    b_Q = b_K = b_V = b_O = b_in = b_out = all_composition_scores = all_head_labels = _Absent()
+    set_use_attn_result = set_use_split_qkv_input = set_use_hook_mlp_in = _Absent()
 
     def __init__(
         self,
@@ -245,7 +256,10 @@ class PublishedModel(HookedRun):
     @classmethod
     def fits(cls, model: object) -> bool:
         """Whether a model has the parts in ``needs``."""
-        return all(_part(model, name) is not None for name in cls.needs)
+        try:
+            return all(attrgetter(name)(model) is not None for name in cls.needs)
+        except AttributeError:
+            return False
 
     def __repr__(self) -> str:
         weights, sizes = sum(x.numel() for x in self.parameters()), self._site_map
@@ -339,18 +353,3 @@ class PublishedModel(HookedRun):
         ahead = (key > query)[:, None] if self.config.causal else (key > key)[:, None]
         mask = torch.zeros_like(ahead, dtype=self.dtype).masked_fill(ahead, float("-inf"))
         return mask, mask
-
-
-def _part(model: Any, name: str) -> object | None:
-    """A part of a model by its dotted name, if there is one; numbers index lists."""
-    for step in name.split("."):
-        try:
-            if step.isdecimal():
-                model = model[int(step)]
-            elif isinstance(model, torch.nn.ModuleDict):
-                model = model[step]
-            else:
-                model = getattr(model, step)
-        except (AttributeError, IndexError, KeyError, TypeError):
-            return None
-    return model

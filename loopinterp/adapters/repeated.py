@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from loopinterp.adapters.module_calls import is_floats, need_example, same_kernels
+from loopinterp.adapters.module_calls import is_floats, need_example
 from loopinterp.adapters.own_forward import (
     Block,
     Forward,
@@ -35,7 +35,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.run_inputs import need_examples, spell
-from loopinterp.models.taps import NO_TAPS, Taps
+from loopinterp.models.taps import NO_TAPS, Taps, no_fast_path
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -109,7 +109,7 @@ class RepeatedAdapter(TappedModel):
     ) -> None:
         need_example(published, inputs)
         native = OwnForward(published, forward)
-        with same_kernels():
+        with no_fast_path():  # which hooks on a module would change
             recording = record(native, inputs)
             loop = _loop_of(native, recording, repeat)
         at = {call.place: call for call in recording.calls}
@@ -232,14 +232,12 @@ def _loop_of(
 def _vocabulary(native: OwnForward, recording: Recording) -> int | None:
     """Tokens of the embedding that reads the inputs, if any."""
     for call in recording.calls:
-        module, arguments = native.by_path[call.path], call.arguments.values()
-        if isinstance(module, nn.Embedding) and any(_same(x, recording.inputs) for x in arguments):
+        module, y = native.by_path[call.path], recording.inputs
+        tensors = [x for x in call.arguments.values() if isinstance(x, torch.Tensor)]
+        reads_inputs = any(x.shape == y.shape and bool((x == y).all()) for x in tensors)
+        if reads_inputs and isinstance(module, nn.Embedding):
             return module.num_embeddings
     return None
-
-
-def _same(x: object, y: Tensor) -> bool:
-    return isinstance(x, torch.Tensor) and x.shape == y.shape and bool((x == y).all())
 
 
 @torch.no_grad()

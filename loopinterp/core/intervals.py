@@ -101,6 +101,16 @@ def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArr
     return estimate.assign_coords({ESTIMATE: list(ENDS)})
 
 
+def mean_of(values: xr.DataArray, over: str) -> xr.DataArray:
+    """:func:`mean_estimate` over a named axis; adds the axis ``estimate``."""
+    import xarray as xr
+
+    estimate = xr.apply_ufunc(
+        mean_estimate, values, input_core_dims=[[over]], output_core_dims=[[ESTIMATE]]
+    )
+    return estimate.assign_coords({ESTIMATE: list(ENDS)})
+
+
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
     """The share of hits over some axes, with Wilson's 95% interval."""
     trials = int(np.prod([hits.sizes[axis] for axis in over]))

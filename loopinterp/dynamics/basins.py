@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 _MAPS = ("reached", "status", "period", "loops", "distance", "exact")
+_RINGS = 8  # around the clean limit
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -91,13 +92,13 @@ class BasinMapResult(Result, kind="basins"):
         """:meth:`next_reaches_own` by distance, [distance, estimate]."""
         return self._in_rings(self.data["next_distance"] <= self.same)
 
-    def _in_rings(self, hits: xr.DataArray, n_rings: int = 8) -> xr.DataArray:
+    def _in_rings(self, hits: xr.DataArray) -> xr.DataArray:
         import xarray as xr
 
-        edges = np.linspace(0, float(self.data["x"].max()) * (1 + 1e-9), n_rings + 1)
+        edges = np.linspace(0, float(self.data["x"].max()) * (1 + 1e-9), _RINGS + 1)
         ring = np.digitize(self.from_own().values, edges) - 1  # beyond the last in the corners
         inside = xr.DataArray(
-            ring == np.arange(n_rings)[:, None, None],
+            ring == np.arange(_RINGS)[:, None, None],
             {"distance": (edges[1:] + edges[:-1]) / 2},
             ("distance", "y", "x"),
         )

@@ -16,10 +16,17 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import measures, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
-from loopinterp.dynamics.regimes import ClassifiedLoops, Regime, classify_regimes
+from loopinterp.dynamics.regimes import (
+    LEAST_LOOPS,
+    ClassifiedLoops,
+    Regime,
+    RegimeCriteria,
+    classify_regimes,
+)
 from loopinterp.dynamics.solvers import Solver, Status
 from loopinterp.dynamics.spectra import spectral_radius
 from loopinterp.models.iteration import bind, no_autocast
@@ -28,6 +35,7 @@ from loopinterp.models.study_examples import answered_after
 
 if TYPE_CHECKING:
     import xarray as xr
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.dynamics.limits import Limits
@@ -54,7 +62,7 @@ _OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ConvergenceResult(Result, kind="convergence"):
+class ConvergenceResult(runs.AfterLoops, Result, kind="convergence"):
     """Convergence of a looped model, token by token, with its accuracy.
 
     Loop 0 is the initial state. In half precision, limits and spectral radii are those of the same
@@ -100,10 +108,6 @@ class ConvergenceResult(Result, kind="convergence"):
     threshold: float
     answered_after: str = "T(n)"
     one_map: bool = True
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def of_counted(self, name: str) -> xr.DataArray:
         """An array of tokens, NaN at uncounted positions."""
@@ -269,13 +273,13 @@ def _at_limits(
 
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
-    at = runs.compare_with_float32(states, exact, threshold=threshold)
+    at = compare_with_float32(states, exact, threshold=threshold)
     whole = runs.run_loops(exact, len(states) - 1)  # in float32
     whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
     whole_settled_at = measures.settling_time(whole_residual, threshold=threshold)
     residual = measures.relative_residual(states, allow_nonfinite=True)
     # The residual over the threshold of each token, so that one threshold serves all.
-    relative = residual * threshold / runs.small_movement(at.rounding, threshold)
+    relative = residual * threshold / _small_movement(at.rounding, threshold)
     return {
         "settled_at": measures.settling_time(relative, threshold=threshold).to(torch.int32),
         "regime": at.regime.to(torch.int8),
@@ -284,6 +288,84 @@ def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str
         "float32_regime": classify_regimes(whole).regime.to(torch.int8),
         "float32_settled_at": whole_settled_at.to(torch.int32),
     }
+
+
+@dataclass(frozen=True, repr=False)
+class _AtRounding(ShortRepr):
+    """Late behaviour of a half-precision run, beside that in float32 from the same states.
+
+    Attributes:
+        rounding: Largest relative difference that one late loop makes between the two.
+        regime, period: As in :class:`~loopinterp.dynamics.Regimes`. A trajectory that moves, though
+            the run in float32 converges, has *converged to rounding* if its residual is small and
+            its movement leads nowhere.
+    """
+
+    rounding: Float[Tensor, "batch pos"]
+    regime: Int[Tensor, "batch pos"]
+    period: Float[Tensor, "batch pos"]
+
+
+@torch.no_grad()
+def compare_with_float32(
+    states: Float[Tensor, "loop batch pos d_model"],
+    precise: Iteration,
+    *,
+    threshold: float = measures.SETTLED,
+) -> _AtRounding:
+    r"""Classify a half-precision run, with the loop in float32 as the reference.
+
+    One loop in the run's dtype is :math:`\tilde f(h) = f(h) + \epsilon(h)`, with f the loop in
+    float32 of the same weights; :math:`\|\epsilon(h)\| / \|f(h)\|` is the *rounding* of a loop.
+    Movement of that size does not tell whether a run converges. A run in float32 from one of its
+    late states does.
+
+    Args:
+        states: Its states after 0..T loops, at least 12.
+        precise: The loop in float32 on the same inputs.
+        threshold: Relative residual below which a trajectory counts as converged.
+    """
+    n_loops = len(states) - 1
+    window = max(LEAST_LOOPS // 2, n_loops // 2)
+    first = n_loops - max(LEAST_LOOPS, window)  # the state that the run in float32 starts from
+    reference = [states[first].float()]
+    for loop in range(first, n_loops):
+        reference.append(precise.step(reference[-1], loop))
+    other = classify_regimes(torch.stack(reference), RegimeCriteria(window=window))
+    own = classify_regimes(states, RegimeCriteria(window=window, rounding=0))
+
+    last = n_loops - max(1, window // 3)
+    rounding = torch.stack([_difference(states, precise, t) for t in range(last, n_loops)])
+    rounding = rounding.amax(dim=0)  # [batch, pos]
+    late = states[last:].float()
+    residual = measures.relative_residual(late, allow_nonfinite=True)  # [loop, batch, pos]
+    small = (residual < _small_movement(rounding, threshold)).all(dim=0)
+    rests = other.regime == Regime.FIXED_POINT
+    to_rounding = rests & small & _leads_nowhere(late, rounding)
+    to_rounding &= own.regime != Regime.FIXED_POINT
+    return _AtRounding(
+        rounding=rounding,
+        regime=torch.where(to_rounding, int(Regime.CONVERGED_TO_ROUNDING), own.regime),
+        period=own.period.float().masked_fill(to_rounding, float("nan")),
+    )
+
+
+def _small_movement(rounding: Tensor, threshold: float) -> Float[Tensor, "batch pos"]:
+    # A residual is the difference of two states, each with its rounding.
+    return (2 * rounding).clamp(min=threshold)
+
+
+def _difference(states: Tensor, precise: Iteration, loop: int) -> Float[Tensor, "batch pos"]:
+    exact = precise.step(states[loop].float(), loop)
+    gap = (states[loop + 1].float() - exact).norm(dim=-1)
+    return measures.share_of_size(gap, exact.norm(dim=-1))
+
+
+def _leads_nowhere(late: Tensor, rounding: Tensor) -> Bool[Tensor, "batch pos"]:
+    """Whether the way from first to last is within two roundings, or under half of the path."""
+    path = (late[1:] - late[:-1]).norm(dim=-1).sum(dim=0)  # [batch, pos]
+    net = (late[-1] - late[0]).norm(dim=-1)
+    return (net <= 2 * rounding * late[-1].norm(dim=-1)) | (net < 0.5 * path)
 
 
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class AnswerFate(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ExtrapolationResult(Result, kind="extrapolation"):
+class ExtrapolationResult(runs.AfterLoops, Result, kind="extrapolation"):
     """Exact match by loop, far past T(n); loop 0 is the initial state.
 
     Arrays:
@@ -66,10 +66,6 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     trained_loops: int | None = None
     answered_after: str = "T(n)"
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def at_answer(self) -> xr.DataArray:
         """Exact match of each example after T(n) loops."""

@@ -159,9 +159,9 @@ def find_fixed_point(
     return FixedPoint(finite, status, residual, n_steps, state.evaluations, period)
 
 
-def _at_rounding(g: Callable[[Tensor], Tensor], x: Tensor, n_steps: int = 8) -> Tensor:
+def _at_rounding(g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     limit, stays, moved = rounding_of(x.dtype) * distance(x), torch.ones_like(x[:, 0]) > 0, x
-    for _ in range(n_steps):
+    for _ in range(8):
         moved = g(moved)
         stays &= distance(moved, x) <= limit
     return stays

@@ -51,7 +51,7 @@ EMBEDDING, LIMITS = "embedding", "limits"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class GeometryResult(Result, kind="geometry"):
+class GeometryResult(runs.AfterLoops, Result, kind="geometry"):
     """Dimension of the states, trajectories along principal axes, classes, and layers' limits.
 
     Loop 0 is the initial state. A set holds the states of all counted tokens: one per loop, one of
@@ -94,10 +94,6 @@ class GeometryResult(Result, kind="geometry"):
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(n for n in VARIABLES if n.startswith("layer"))
 
     no_layers: str = ""
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def exact_match(self) -> xr.DataArray:
         """Share of examples right after each loop, [loop, estimate]."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -20,7 +20,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import check_finite_state, check_shape
 from loopinterp.dynamics.runs import chunks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.taps import recording_gradients
+from loopinterp.models.taps import no_fast_path, recording_gradients
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -71,14 +71,11 @@ def vjp(
     """
     check_shape("cotangent", u.shape, h.shape, fix=_ONE_EACH)
     mask = position_mask(h, positions)
-    with recording_gradients(), _differentiable_kernels():
-        h = h.detach().clone().requires_grad_()
-        after = step(h)
-        try:
-            (gradient,) = torch.autograd.grad(after, h, _masked(u, mask))
-        except RuntimeError as error:
-            raise _not_differentiable(error, "backwards") from error
-    return _masked(gradient, mask)
+    h, after = _recorded(step, h)
+    try:
+        return _masked(_gradient(after, h, _masked(u, mask)), mask)
+    except RuntimeError as error:
+        raise _not_differentiable(error, "backwards") from error
 
 
 def push_forward(
@@ -91,16 +88,31 @@ def push_forward(
             return torch.func.jvp(step, (h,), (v,))  # type: ignore[return-value]
         except RuntimeError:  # an operation has no such derivative, or the step itself is wrong
             pass
+    h, after = _recorded(step, h)
+    try:
+        u, gradient = _transposed(h, after)
+        return after.detach(), _gradient(gradient, u, v)
+    except RuntimeError as error:
+        raise _not_differentiable(error, "once forwards or twice backwards") from error
+
+
+def _recorded(step: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy of the state, and the one after the step as a function of it."""
     with recording_gradients(), _differentiable_kernels():
         h = h.detach().clone().requires_grad_()
-        after = step(h)
-        # J^T u is linear in u, so that its derivative along v is J v, whatever u is.
+        return h, step(h)
+
+
+def _transposed(h: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """A vector u, and ``J^T u`` as a function of it, whose derivative along any v is ``J v``."""
+    with recording_gradients():
         u = torch.zeros_like(after, requires_grad=True)
-        try:
-            (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
-            return after.detach(), torch.autograd.grad(gradient, u, v)[0]
-        except RuntimeError as error:
-            raise _not_differentiable(error, "once forwards or twice backwards") from error
+        return u, _gradient(after, h, u, create_graph=True)
+
+
+def _gradient(after: Tensor, by: Tensor, along: Tensor, **options: bool) -> Tensor:
+    with _differentiable_kernels():
+        return torch.autograd.grad(after, by, along, **options)[0]
 
 
 def _not_differentiable(error: RuntimeError, how: str) -> InputError:
@@ -115,14 +127,9 @@ def _not_differentiable(error: RuntimeError, how: str) -> InputError:
 
 @contextmanager
 def _differentiable_kernels() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        # Fused attention has no forward derivative, nor second backward ones; the plain one has.
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    # Fused attention has no forward derivative, nor second backward ones; the plain one has.
+    with no_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @cache
@@ -161,8 +168,7 @@ class Linearised:
             return None
         u, gradient = self._transposed
         try:
-            with _differentiable_kernels():
-                return torch.autograd.grad(gradient, u, v, retain_graph=True)[0]
+            return _gradient(gradient, u, v, retain_graph=True)
         except RuntimeError:  # the gradient has no derivative
             self._transposed = None
             return None
@@ -171,29 +177,19 @@ class Linearised:
         """``J^T u``."""
         h, after = self._recorded
         try:
-            with _differentiable_kernels():
-                return torch.autograd.grad(after, h, u, retain_graph=True)[0]
+            return _gradient(after, h, u, retain_graph=True)
         except RuntimeError:  # a compiled step keeps no graph
             return vjp(self.step, self.h, u)
 
-    @cached_property
-    def _recorded(self) -> tuple[Tensor, Tensor]:
-        """The state, and the one after the step as a function of it."""
-        with recording_gradients(), _differentiable_kernels():
-            h = self.h.clone().requires_grad_()
-            return h, self.step(h)
+    _recorded = cached_property(lambda self: _recorded(self.step, self.h))
 
     @cached_property
     def _transposed(self) -> tuple[Tensor, Tensor] | None:
-        """A vector u and ``J^T u`` as a function of it; None if the step has no such graph."""
+        """None if the step has no such graph."""
         try:
-            h, after = self._recorded
-            u = torch.zeros_like(after, requires_grad=True)
-            with recording_gradients(), _differentiable_kernels():
-                (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
+            return _transposed(*self._recorded)
         except (RuntimeError, InputError):  # of the step, or in inference mode
             return None
-        return u, gradient
 
 
 def _agree(through_graph: Tensor, forward: Tensor) -> bool:
@@ -259,8 +255,8 @@ class JacobianOperator(ShortRepr):
     ) -> None:
         fix = "Differentiate at a fixed point of a run that does not diverge."
         check_finite_state(h, "state", fix=fix)
-        self.step, self.h, self.positions = step, h.detach(), positions
-        self.linear = Linearised(step, h)
+        self.linear, self.positions = Linearised(step, h), positions
+        self.h = self.linear.h
         self.mask = position_mask(h, positions)
         self.like = self.h.flatten(1) if h.ndim > 1 else self.h[:, None]
         self.sizes = torch.full((len(h),), self.like.shape[1])
@@ -274,12 +270,12 @@ class JacobianOperator(ShortRepr):
 
         Only the step of a bound model can be split, and only on a CPU.
         """
-        n, bound = len(self.h), getattr(self.step, "__self__", None)
+        n, step = len(self.h), self.linear.step
+        bound: Any = getattr(step, "__self__", None)
         size = 4 * n_vectors * self.like[0].numel() * self.like.element_size()
         n_parts = len(list(chunks(n, size))) if self.h.device.type == "cpu" else 1
-        if not isinstance(bound, Iteration) or self.step != bound.step or len(bound.e) != n:
-            n_parts = 1
-        if n_parts == 1 or bound is None:
+        splits = isinstance(bound, Iteration) and step == bound.step and len(bound.e) == n
+        if n_parts == 1 or not splits:
             yield torch.arange(n), self
             return
         for rows in torch.arange(n).tensor_split(n_parts):

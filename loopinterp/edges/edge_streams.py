@@ -56,10 +56,6 @@ class Streams:
         row = self._row.get((reader, slot))
         return (self._row[reader, ""] if row is None else row) - self._dropped
 
-    @property
-    def n_rows(self) -> int:
-        return self._n_rows - self._dropped
-
     def drop(self, stage: int) -> None:
         """Drop the rows that no receiver after a stage reads."""
         while self._dropped < self._n_rows - 1 and self._last[self._dropped] <= stage:
@@ -80,25 +76,22 @@ class Streams:
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
         """Sum of the next senders' outputs as each stream sees them."""
         values, change = self._next(outputs)
-        total = values.sum(0)
-        if change is None:
-            return total.expand(self.n_rows, *total.shape)
-        # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
-        weights, difference = change
-        axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
-        return total + torch.einsum(axes, weights, difference)
+        return self._changed(values.sum(0), change, "rbpd")
 
     def mixed(self, outputs: list[Tensor]) -> Float[Tensor, "row sender batch pos width"]:
         """The next senders' outputs as each stream sees them, sender by sender."""
         if self.detached:
             outputs = [x.detach() for x in outputs]
-        values, change = self._next(outputs)
+        return self._changed(*self._next(outputs), "rsbpd")
+
+    def _changed(self, values: Tensor, change: tuple[Tensor, Tensor] | None, axes: str) -> Tensor:
+        """Values as each stream sees them; over senders that ``axes`` leave out, sums."""
         if change is None:
-            return values.expand(self.n_rows, *values.shape)
-        # w [sender, row(, batch)] times d - v [sender, batch, pos, width], each for itself.
+            return values.expand(self._n_rows - self._dropped, *values.shape)
+        # w [sender, row(, batch)] times d - v [sender, batch, pos, width].
         weights, difference = change
-        axes = "sr,sbpd->rsbpd" if weights.dim() == 2 else "srb,sbpd->rsbpd"
-        return values + torch.einsum(axes, weights, difference)
+        of_weights = "sr" if weights.dim() == 2 else "srb"
+        return values + torch.einsum(f"{of_weights},sbpd->{axes}", weights, difference)
 
     def _next(
         self, outputs: list[Tensor]

@@ -236,7 +236,7 @@ class UnrolledGraph(ShortRepr):
         neurons: Mapping[str, Sequence[int]] | None = None,
         split: bool = False,
     ) -> None:
-        self.n_loops, self.split = n_loops, split
+        self.n_loops = n_loops
         self.layout = config if isinstance(config, GraphLayout) else layout_of(config)
         groups = _neuron_groups(self.layout, neurons or {})
         self.senders = [Component(INPUT, 0), *_components(self.layout, n_loops, groups)]

@@ -20,6 +20,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.features.autoencoder import AutoencoderConfig, SparseAutoencoder
 from loopinterp.features.feature_hooks import site_names
 from loopinterp.interventions.base_and_source import scored_examples
+from loopinterp.interventions.engine import CleanRun
 from loopinterp.models.protocol import describe_model, need_hooks
 
 if TYPE_CHECKING:
@@ -33,13 +34,8 @@ if TYPE_CHECKING:
 
 RARE = 20  # features active at fewer positions, in all loops, have no effective number of loops
 
-SHARED, OF_LOOP, RANDOM, PCA, MEAN = (
-    "shared",
-    "of the loop",
-    "random",
-    "principal components",
-    "mean",
-)
+SHARED, OF_LOOP = "shared", "of the loop"
+RANDOM, PCA, MEAN = "random", "principal components", "mean"
 _ACROSS = ("fve_across", "fve_recentred", "cosine_across", "cosine_control")
 
 
@@ -208,11 +204,12 @@ def feature_study(
             PCA: [components] * len(chosen),
             MEAN: [lambda x, mean=mean: mean.expand_as(x) for mean in means],
         }
-        runs = _SplicedRuns(model, inputs[test], scored[test], n_loops, chosen, names)
-        spliced = np.stack(
-            [runs.measure(each) for each in track(list(dictionaries.values()), "splice")]
-        )  # [dictionary, loop, measure, example]
-        all_spliced = np.stack([runs.measure_all(each) for each in dictionaries.values()])
+        run, asked = CleanRun(model, inputs[test], n_loops), scored[test]
+        sites = dict(zip(chosen, names))
+        by_dictionary = track(list(dictionaries.values()), "splice")
+        both = [_spliced(run, asked, sites, each) for each in by_dictionary]
+        # [dictionary, loop, measure, example], and without loops
+        spliced, all_spliced = map(np.stack, zip(*both))
         across = _across(held_out, trained, again, chosen, generator) if trained else {}
         return FeatureStudy.of(
             watch,
@@ -239,7 +236,7 @@ def feature_study(
             tokens=None if inputs.is_floating_point() else inputs[test],
             component=component,
             n_examples=len(test),
-            loss_clean=float(runs.clean_loss.mean()),
+            loss_clean=float(_scores(run, asked, run.logits)[1].mean()),
             n_dead=int((~active.flatten(0, 2).any(0)).sum()),
             n_active=n_active,
         )
@@ -370,48 +367,26 @@ def _top(
     }
 
 
-class _SplicedRuns:
-    """Runs in which the activation of some loops is replaced: answers kept, and loss."""
+def _spliced(
+    run: CleanRun,
+    scored: Bool[Tensor, "batch pos"],
+    sites: Mapping[int, str],
+    replace: Sequence[Callable[[Tensor], Tensor]],
+) -> tuple[Float[np.ndarray, "loop measure example"], Float[np.ndarray, "measure example"]]:
+    """Scores if the activation of one loop is replaced, and if those of all the loops are."""
+    hooks = [(name, _hook(f)) for name, f in zip(sites.values(), replace)]
+    one = [_scores(run, scored, run.with_hooks([at], t)) for t, at in zip(sites, hooks)]
+    return np.stack(one), _scores(run, scored, run.with_hooks(hooks))
 
-    def __init__(
-        self,
-        model: Any,
-        inputs: Tensor,
-        scored: Bool[Tensor, "batch pos"],
-        n_loops: int,
-        chosen: Sequence[int],
-        names: Sequence[str],
-    ) -> None:
-        self._model, self._inputs, self._n_loops = model, inputs, n_loops
-        self._scored, self._chosen, self._names = scored, chosen, names
-        self._states = model(inputs, n_loops=n_loops, return_type="states")
-        logits = model.readout(self._states[-1])
-        self._answers = logits.argmax(-1)  # [batch, pos]
-        self.clean_loss = self._scores(logits)[1]
 
-    def measure(self, replace: Sequence[Callable[[Tensor], Tensor]]) -> np.ndarray:
-        """One loop at a time, from the clean state before it, ``[loop, measure, example]``."""
-        scores = []
-        for loop, name, function in zip(self._chosen, self._names, replace):
-            start = {"start_at_loop": loop, "state": self._states[loop]}
-            scores.append(self._run([(name, _hook(function))], **start))
-        return np.stack(scores)
-
-    def measure_all(self, replace: Sequence[Callable[[Tensor], Tensor]]) -> np.ndarray:
-        return self._run([(name, _hook(f)) for name, f in zip(self._names, replace)])
-
-    def _run(self, hooks: list[tuple[str, Callable[..., Tensor]]], **start: Any) -> np.ndarray:
-        logits = self._model.run_with_hooks(
-            self._inputs, n_loops=self._n_loops, fwd_hooks=hooks, **start
-        )
-        return self._scores(logits)
-
-    def _scores(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> np.ndarray:
-        same = (logits.argmax(-1) == self._answers).double()
-        log_p = logits.double().log_softmax(-1).gather(-1, self._answers[..., None])[..., 0]
-        n_scored = self._scored.sum(1)
-        each = [(x * self._scored).sum(1) / n_scored for x in (same, -log_p)]
-        return torch.stack(each).cpu().numpy()
+def _scores(
+    run: CleanRun, scored: Tensor, logits: Float[Tensor, "batch pos d_vocab_out"]
+) -> Float[np.ndarray, "measure example"]:
+    """Share of the clean run's answers that are kept, and their loss."""
+    same = (logits.argmax(-1) == run.answers).double()
+    log_p = logits.double().log_softmax(-1).gather(-1, run.answers[..., None])[..., 0]
+    each = [(x * scored).sum(1) / scored.sum(1) for x in (same, -log_p)]
+    return torch.stack(each).cpu().numpy()
 
 
 def _hook(replace: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

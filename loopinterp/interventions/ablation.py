@@ -53,7 +53,7 @@ NEEDED_SHARE = 0.01
 Kind = Literal["zero", "mean", "resample"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 When = Literal["all", "one", "from", "upto"]
-MeanOver = Literal["position", "token", "all"]
+_MeanOver = Literal["position", "token", "all"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -160,7 +160,7 @@ def ablation_study(
     when: Annotated[Sequence[When], Field(min_length=1)] = ("all", "one"),
     loops: Index = None,
     positions: Literal["all", "each"] | None = None,
-    mean_over: MeanOver = "position",
+    mean_over: _MeanOver = "position",
     n: int | None = None,
     batch_size: int | None = None,
     seed: Seed = 0,
@@ -340,7 +340,7 @@ def _reference_values(
     activations: Mapping[_Site, Float[Tensor, "loop batch pos ..."]],
     inputs: Tensor,
     kinds: Sequence[str],
-    mean_over: MeanOver,
+    mean_over: _MeanOver,
     generator: torch.Generator,
 ) -> dict[str, dict[_Site, Float[Tensor, "loop batch pos ..."]]]:
     # One random cycle through all examples, so that none gets its own activation.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,25 @@ def answers_by_loop(
     bound = bind(model, inputs)
     read = [answer(bound.read(h, loop)) for loop, h in bound.run(n_loops)]
     return torch.stack(read).long()  # classes as torch's indexing wants them
+
+
+class CleanRun:
+    """The clean run of some inputs, its logits and answers, and runs on from its states."""
+
+    def __init__(self, model: Any, inputs: Tensor, n_loops: int) -> None:
+        self._model, self._inputs, self._n_loops = model, inputs, n_loops
+        self._states = model(inputs, n_loops=n_loops, return_type="states")  # [loop, batch, pos, d]
+        self.logits: Float[Tensor, "batch pos d_vocab_out"] = model.readout(self._states[-1])
+        self.answers: Int[Tensor, "batch pos"] = self.logits.argmax(-1)
+
+    def with_hooks(
+        self, hooks: Sequence[tuple[str, Callable[..., Any]]], loop: int = 0
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """Logits of a run with hooks, from the clean state before a loop on."""
+        start = {"start_at_loop": loop, "state": self._states[loop]}
+        return self._model.run_with_hooks(
+            self._inputs, n_loops=self._n_loops, fwd_hooks=hooks, **start
+        )
 
 
 class InterchangeRun(ShortRepr):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, describe_tensor, need, need_distinct
-from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.core.intervals import mean_estimate, mean_of, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
@@ -28,11 +29,12 @@ from loopinterp.interventions.base_and_source import (
     places_of,
     scored_examples,
 )
+from loopinterp.interventions.engine import CleanRun
 from loopinterp.models.protocol import describe_model, need_hooks
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.addresses import Index
@@ -71,11 +73,7 @@ class SteeringSweep(Result, kind="steering"):
 
     def control(self, measure: str = "changed") -> xr.DataArray:
         """Mean of the random directions, with its 95% interval over draws."""
-        import xarray as xr
-
-        draws = self.data[f"control_{measure}"]
-        ends = mean_estimate(draws.transpose("loop", "strength", "draw").values)
-        return xr.DataArray(ends, self.data[measure].coords, dims=self.data[measure].dims)
+        return mean_of(self.data[f"control_{measure}"], "draw")
 
     def beyond_control(self) -> xr.DataArray:
         """Whether more answers change than under every random direction, [loop, strength].
@@ -256,9 +254,9 @@ def steering_sweep(
     generator = torch.Generator().manual_seed(seed)
     about = {"study": "steering", "component": target.name, "mode": mode, "n_loops": n_loops}
     with study(seed, **about, model=describe_model(model), n_examples=len(inputs)) as watch:
-        states = model(inputs, n_loops=n_loops, return_type="states")  # [loop, batch, pos, d]
-        runs = _Runs(model, inputs, states, scored, metric, names)
-        clean = runs.measure()
+        run = CleanRun(model, inputs, n_loops)
+        measures = partial(_measures, run.answers, scored, metric)
+        clean = measures(run.logits)
         drawn = torch.randn(n_draws, len(direction), generator=generator, dtype=torch.float32)
         drawn = drawn.to(direction)
         others = drawn * (direction.norm() / drawn.norm(dim=1, keepdim=True))
@@ -269,7 +267,8 @@ def steering_sweep(
         for cell in track(list(np.ndindex(shape)), "steer"):
             loop, strength, number = chosen[cell[0]], strengths[cell[1]], cell[2]
             along = others[number - 1] if number else direction
-            measured[(slice(None), *cell)] = runs.measure(loop, steer(along, strength, **options))
+            hooks = [(names[loop], steer(along, strength, **options))]
+            measured[(slice(None), *cell)] = measures(run.with_hooks(hooks, loop))
         changed, effect = measured[0], measured[1] - clean[1]
         n_changed = changed[:, :, 0].sum(-1)
         return SteeringSweep.of(
@@ -288,40 +287,20 @@ def steering_sweep(
         )
 
 
-class _Runs:
-    """The clean run and steered runs, each from the clean state before the steered loop."""
-
-    def __init__(
-        self,
-        model: Any,
-        inputs: Tensor,
-        states: Float[Tensor, "loop batch pos d_model"],
-        scored: Bool[Tensor, "batch pos"],
-        metric: Metric | None,
-        names: list[str],
-    ) -> None:
-        self._model, self._inputs, self._states, self._names = model, inputs, states, names
-        self._scored, self._metric = scored, metric
-        self._clean = model.readout(states[-1]).argmax(-1)  # [batch, pos]
-
-    def measure(self, loop: int | None = None, hook: Hook | None = None) -> np.ndarray:
-        if loop is None or hook is None:
-            logits = self._model.readout(self._states[-1])
-        else:
-            logits = self._model.run_with_hooks(
-                self._inputs,
-                n_loops=len(self._states) - 1,
-                start_at_loop=loop,
-                state=self._states[loop],
-                fwd_hooks=[(self._names[loop], hook)],
-            )
-        changed = ((logits.argmax(-1) != self._clean) & self._scored).any(1)
-        if self._metric is None:
-            p = logits.double().softmax(-1).gather(-1, self._clean[..., None])[..., 0]
-            metric = (p * self._scored).sum(1) / self._scored.sum(1)
-        else:
-            metric = metric_values(self._metric, logits).expand(len(logits))
-        return torch.stack([changed.double(), metric]).cpu().numpy()
+def _measures(
+    answers: Int[Tensor, "batch pos"],
+    scored: Bool[Tensor, "batch pos"],
+    metric: Metric | None,
+    logits: Float[Tensor, "batch pos d_vocab_out"],
+) -> Float[np.ndarray, "measure batch"]:
+    """Whether a scored answer is another than in the clean run, and the metric."""
+    changed = ((logits.argmax(-1) != answers) & scored).any(1)
+    if metric is None:
+        p = logits.double().softmax(-1).gather(-1, answers[..., None])[..., 0]
+        values = (p * scored).sum(1) / scored.sum(1)
+    else:
+        values = metric_values(metric, logits).expand(len(logits))
+    return torch.stack([changed.double(), values]).cpu().numpy()
 
 
 def _as_direction(given: Any) -> Any:

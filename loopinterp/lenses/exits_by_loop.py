@@ -20,7 +20,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
-from loopinterp.dynamics.runs import beside_float32, chunks, gather, stream_measures
+from loopinterp.dynamics.runs import AfterLoops, beside_float32, chunks, gather, stream_measures
 from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops
@@ -52,7 +52,7 @@ Per = Literal["example", "token"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ExitResult(Result, kind="exits"):
+class ExitResult(AfterLoops, Result, kind="exits"):
     """The result of :func:`exit_study`. ``loop`` counts loops made, from 0.
 
     With ``per="token"``, a row of ``batch`` is an asked token.
@@ -106,10 +106,6 @@ class ExitResult(Result, kind="exits"):
     targets: bool
     rules: dict[str, str]
     per: Per = "example"
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def decided_by_rounding(self) -> int | None:
         """Examples with a loop at which one precision alone is right; None for a float32 run."""
@@ -363,12 +359,7 @@ def _of_frozen(parts: list[dict[str, Tensor]], example: Tensor) -> dict[str, Ten
 
 
 def _sweep(
-    exact: Tensor,
-    scores: list[Tensor],
-    rules: list[StoppingRule],
-    example: Tensor,
-    *,
-    n_steps: int = 33,
+    exact: Tensor, scores: list[Tensor], rules: list[StoppingRule], example: Tensor
 ) -> dict[str, np.ndarray]:
     """Every rule at tolerances from no stop to all stops."""
     by_loop = exact.double().mean(1)  # share that is right if all stop there
@@ -393,9 +384,9 @@ def _sweep(
         score = by_example.clone()  # [loop, batch]
         score[0] = math.inf  # no loop was made
         finite = score[score.isfinite()].double()
-        steps = torch.linspace(0, 1, n_steps, dtype=torch.float64)
+        steps = torch.linspace(0, 1, 33, dtype=torch.float64)
         # From the least finite score to the greatest
-        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * n_steps
+        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * len(steps)
         tolerances = [-math.inf, *tolerances]
         rows = [stopped(score, tolerance) for tolerance in tolerances]
         swept["tolerance"].append(tolerances)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from loopinterp.core.intervals import ESTIMATE, mean_estimate, share_of
+from loopinterp.core.intervals import ESTIMATE, mean_of, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics.convergence_figures import float32_note
@@ -297,13 +297,13 @@ def _fixed_budgets(result: ExitResult) -> xr.DataArray:
     if result.per == "example":
         return share_of(exact, "batch")
     by_example = exact.astype(float).groupby(result.data["example"]).mean()
-    return over_examples(by_example.rename(example="batch").transpose("loop", "batch"))
+    return mean_of(by_example, "example")
 
 
 def _exits_by_loop(result: ExitResult) -> Figure:
     names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
     data = result.data.isel(loop=slice(1, None))
-    means = {name: over_examples(data[name].astype(float)) for name in names}
+    means = {name: mean_of(data[name].astype(float), "batch") for name in names}
     ends = np.unique(result.data["answer_loops"]).tolist()
     marks = [Reference(ends[0], "T(n)", "x")] if result.targets and len(ends) == 1 else []
     shares = {
@@ -331,11 +331,3 @@ def _exits_by_loop(result: ExitResult) -> Figure:
         control="A stopping rule works if its signal changes at the loop where exact match rises.",
         data=tidy(means).round(4),
     )
-
-
-def over_examples(values: xr.DataArray) -> xr.DataArray:
-    """The mean over the axis ``batch``, with its 95% interval."""
-    estimate = xr.apply_ufunc(
-        mean_estimate, values, input_core_dims=[["batch"]], output_core_dims=[[ESTIMATE]]
-    )
-    return estimate.assign_coords({ESTIMATE: ["value", "low", "high"]})

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
 
 
-FittedKind = Literal["tuned", "jacobian"]
+_FittedKind = Literal["tuned", "jacobian"]
 _HEADER = "loopinterp.lens"
 
 EVERYWHERE: tuple[int, Layer] = (-1, None)
@@ -69,7 +69,7 @@ class FittedLens(ShortRepr):
         (tensor([3., 1.]), tensor([1., 0.]))
     """
 
-    kind: FittedKind
+    kind: _FittedKind
     matrix: Float[Tensor, "place d_model d_model"]
     offset: Float[Tensor, "place d_model"]
     places: list[tuple[int, Layer]]
@@ -80,7 +80,7 @@ class FittedLens(ShortRepr):
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice("FittedLens(kind)", self.kind, get_args(FittedKind))
+        check_choice("FittedLens(kind)", self.kind, get_args(_FittedKind))
         n, width = self.offset.shape
         if self.matrix.shape != (n, width, width) or len(self.places) != n:
             raise InputError(

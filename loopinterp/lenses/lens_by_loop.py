@@ -16,7 +16,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import stable_from
-from loopinterp.dynamics.runs import beside_float32, chunks, gather
+from loopinterp.dynamics.runs import AfterLoops, beside_float32, chunks, gather
 from loopinterp.lenses.fitted_lens import (
     STATE,
     LoopResidual,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class LensResult(Result, kind="lens"):
+class LensResult(AfterLoops, Result, kind="lens"):
     r"""The result of :func:`lens_study`.
 
     ``loop`` counts loops made: 0 is the initial state. ``layer`` is "state", after a loop, or
@@ -98,10 +98,6 @@ class LensResult(Result, kind="lens"):
     targets: bool
     n_fit: int = 0
     of_other_weights: bool = False
-
-    @property
-    def n_loops(self) -> int:
-        return self.data.sizes["loop"] - 1
 
     def decided_by_rounding(self) -> float | None:
         """Share of readings that float32 has otherwise; None in float32."""

@@ -7,11 +7,11 @@ from itertools import groupby
 import numpy as np
 import xarray as xr
 
+from loopinterp.core.intervals import mean_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics.convergence_figures import float32_note
 from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, line_panels
-from loopinterp.lenses.figures import over_examples
 from loopinterp.lenses.fitted_lens import STATE
 from loopinterp.lenses.lens_by_loop import LensResult
 
@@ -134,7 +134,7 @@ def _by_loop(result: LensResult) -> Figure:
         ("reading_top", "target class on top", Reference(majority, "majority class"), (0, 1.03)),
         ("reading_kl", "KL to the last loop, nats", Reference(unigram, "mean distribution"), None),
     ):
-        means = over_examples(result.data[name])
+        means = mean_of(result.data[name], "batch")
         lines = []
         for reading in means["reading"].values:
             # Controls are drawn of the state alone.

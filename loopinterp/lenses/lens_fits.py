@@ -94,8 +94,7 @@ def fit_tuned_lens(
     with torch.no_grad():
         first = _to_train(places(model, inputs[:1], n_loops, inside=inside))[:-1]
     fitted_at: list[tuple[int, Layer]] = [(place.loop, place.layer) for place in first]
-    width, kind = first[0].ended.shape[-1], first[0].ended.dtype
-    wide = torch.promote_types(kind, torch.float32)
+    width, wide = first[0].ended.shape[-1], _wide(first[0].ended)
     maps: list[tuple[int, Layer]] = [EVERYWHERE] if shared else fitted_at
     eye = torch.eye(width, dtype=wide, device=inputs.device)
     matrix = eye.repeat(len(maps), 1, 1).requires_grad_()  # [place, to, from]

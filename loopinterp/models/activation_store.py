@@ -318,10 +318,10 @@ class ActivationStore:
             raise unknown_name("component", component, self.sites)
         return torch.stack([self.read_tensor(name, rows) for name in names])
 
-    def dataset(self, site: str) -> StoredRows:
+    def dataset(self, site: str) -> _StoredRows:
         """A site's rows as a torch ``Dataset``, for a ``DataLoader``."""
         self._maps(site)
-        return StoredRows(self, site)
+        return _StoredRows(self, site)
 
     @cached_property
     def _mapped(self) -> list[dict[str, Tensor]]:
@@ -353,7 +353,7 @@ class ActivationStore:
         return self._mapped
 
 
-class StoredRows(Dataset[Tensor]):
+class _StoredRows(Dataset[Tensor]):
     def __init__(self, store: ActivationStore, site: str) -> None:
         self.store, self.site = store, site
 

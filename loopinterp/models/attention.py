@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import nn
 
-from loopinterp.models.positions import AttentionContext, rotate
+from loopinterp.models.positions import NARROW, AttentionContext, rotate
 from loopinterp.models.taps import SILENT, Tap
 from loopinterp.models.weights import LinearMap, change_of, weights_of, with_weights
 
@@ -168,20 +168,17 @@ def _windowed_attention(
     k: Float[Tensor, "batch head pos d_head"],
     v: Float[Tensor, "batch head pos d_head"],
     *,
-    mask: Float[Tensor, "#block #head query key"],
+    mask: Float[Tensor, "#block #head query key"] | Float[Tensor, "distance 1 #head pos"],
     window: int,
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Attention within a window: distance by distance if it is narrow, else block by block.
 
-    The ``mask`` of each block is a bias that bars padding too.
+    The ``mask`` of each distance or block is a bias that bars padding too.
     """
-    n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
-    if window <= _NARROW:
-        # Key j of a block lies i + window - j before query i: [distance, block, head, length].
-        bias = torch.stack([mask.diagonal(window - back, -2, -1) for back in range(window + 1)])
-        bias = bias.transpose(1, 2).flatten(2)[:, None, :, :n_pos]  # [distance, 1, head, pos]
+    if window <= NARROW:
         k, v = (F.pad(x, (0, 0, window, 0)) for x in (k, v))
-        return attend_near(q, k, v, bias)
+        return attend_near(q, k, v, mask)
+    n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos
 
     def blocks(x: Tensor, before: int) -> Tensor:  # [batch, block, head, before + length, d_head]
@@ -194,8 +191,7 @@ def _windowed_attention(
     return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
 
 
-_NARROW = 2  # widest window for which attend_near is quicker than blocks
-NEAR = 8  # widest window for which it is quicker in a light cone
+NEAR = 8  # widest window for which attend_near is quicker in a light cone
 
 
 def attend_near(

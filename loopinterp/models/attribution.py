@@ -12,8 +12,9 @@ At every place, ``logit = direction . stream + the parts so far``.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -46,27 +47,29 @@ def for_logit_attribution(name: str) -> bool:
 class AttributionPass:
     """The linear backward pass of direct logit attribution.
 
-    It starts at the logits of the classes ``plus`` minus those of ``minus``, and ends at the state
-    before a loop. At each place it reads activations by component and records parts.
+    It starts at the logits of the first ``classes`` minus those of the second, if any, and ends at
+    the state before a loop. At each place it reads activations by component and records parts.
     """
 
     direction: Float[Tensor, "*batch pos d_state"]
 
     def __init__(
-        self,
-        read: Read,
-        dtype: torch.dtype,
-        plus: Int[Tensor, "*batch pos"],
-        minus: Int[Tensor, "*batch pos"] | None = None,
+        self, read: Read, dtype: torch.dtype, classes: Sequence[Int[Tensor, "*batch pos"]]
     ) -> None:
-        self._read, self._dtype = read, dtype
-        self._classes = (plus,) if minus is None else (plus, minus)
+        self._read, self._dtype, self._classes = read, dtype, classes
         self._place: dict[str, int] = {}
         self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
 
     def at(self, **place: int) -> None:
         """Move to ``loop=``, ``layer=``, both, or neither; a layer alone is in the coda."""
         self._place = place
+
+    def backwards(self, layers: Any, **place: int) -> Iterator[Any]:
+        """The layers of a place, the last one first, with the pass at each; then at the place."""
+        for k in reversed(range(len(layers))):
+            self.at(**place, layer=k)
+            yield layers[k]
+        self.at(**place)
 
     def read(self, component: str) -> Tensor:
         words = (("loop", "loops"), ("layer", "blocks" if "loop" in self._place else "coda"))
@@ -126,7 +129,7 @@ class AttributionPass:
             rows[classes.to(rows.device)].to(classes.device, self._dtype)
             for classes in self._classes
         ]
-        return chosen[0] if len(chosen) == 1 else chosen[0] - chosen[1]
+        return reduce(torch.sub, chosen)
 
     def through_norm(
         self,
@@ -204,7 +207,7 @@ def attribute_logit(
         classes.append(_classes("incorrect_tokens", incorrect_tokens, logits))
     # Activations in half precision are rounded already; the products need not be.
     dtype = torch.promote_types(model.dtype, torch.float32)
-    backward = AttributionPass(reread, dtype, *classes)
+    backward = AttributionPass(reread, dtype, classes)
     model.attribute_readout(backward)
     for t in range(loop, from_loop - 1, -1):
         model.attribute_loop(backward, t)
@@ -266,8 +269,7 @@ def _named(
 
     values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]
     # The logits, or their differences, that the parts have to add up to: [batch, pos].
-    chosen = [logits.gather(-1, x[..., None]).squeeze(-1) for x in classes]
-    expected = chosen[0] if len(chosen) == 1 else chosen[0] - chosen[1]
+    expected = reduce(torch.sub, [logits.gather(-1, x[..., None]).squeeze(-1) for x in classes])
     gap = (values.sum(0) - expected).abs()
     # Far above rounding, far below a part left out; a difference may be zero where logits are not.
     size = values.abs().sum(0).max() + logits.abs().max()

@@ -25,8 +25,8 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError
-from loopinterp.models.addresses import Address, AddressBook, Index, Key, nbytes
-from loopinterp.models.run_inputs import RunLength, check_dtype, spell
+from loopinterp.models.addresses import Address, AddressBook, Index, Key, flat_names, nbytes
+from loopinterp.models.run_inputs import LoopRule, check_dtype, check_ends, check_loops, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -129,7 +129,7 @@ class _Watched:
         return self.function(tensor, hook=hook)
 
 
-class LoopHooks(RunLength, HookedRootModule):
+class LoopHooks(HookedRootModule):
     """The hooks of a looped model: T * L named views, made when runs need them.
 
     Mistakes raise: an unknown name, a filter that keeps nothing, a hook that never fires or returns
@@ -137,6 +137,7 @@ class LoopHooks(RunLength, HookedRootModule):
     """
 
     config: Any  # with to_dict(), for results and caches
+    _rule: LoopRule | None = None
 
     def __init__(self, n_loops: int) -> None:
         super().__init__()
@@ -145,6 +146,54 @@ class LoopHooks(RunLength, HookedRootModule):
         # Shared with the same model for other numbers of loops, as its weights are.
         self._points: dict[Key, HookPoint] = {}
         self._books: dict[tuple[int, frozenset[str]], AddressBook] = {}
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of the shown hook names and layers, and of a run without :attr:`loop_rule`.
+
+        Setting it removes the rule.
+        """
+        return self._n_loops
+
+    @n_loops.setter
+    def n_loops(self, value: int) -> None:
+        self._n_loops, self._rule = check_loops(value), None
+
+    @property
+    def loop_rule(self) -> LoopRule | None:
+        return self._rule
+
+    @loop_rule.setter
+    def loop_rule(self, rule: LoopRule | None) -> None:
+        if rule is not None:
+            self._n_loops = check_loops(rule.shown)
+        self._rule = rule
+
+    def _loops(self, n_loops: int | None) -> int:
+        return self.n_loops if n_loops is None else check_loops(n_loops)
+
+    def _run_loops(self, n_loops: int | Tensor | None, inputs: Any) -> int:
+        if isinstance(n_loops, torch.Tensor):
+            return max(1, int(check_ends(n_loops, inputs).max()))
+        return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
+
+    def _loops_at(self, n_loops: int | None, n_pos: int | None) -> int:
+        if self._rule is None or n_pos is None or self._is_set(n_loops):
+            return self._loops(n_loops)
+        return check_loops(self._rule(n_pos))
+
+    def _is_set(self, n_loops: object) -> bool:
+        return n_loops is not None or self._rule is None
+
+    def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
+        """Raise on layer numbers if the rule gives this run other loops."""
+        if n_loops is not None or loops == self.n_loops or names is None or callable(names):
+            return
+        for name in flat_names(names, "name of a hook"):
+            if name.startswith("blocks."):
+                expected = f"a run of {self.n_loops} loops, in which layers have that number"
+                fix = f"Pass n_loops={loops}, or write loops.{{t}}.blocks.{{layer}}.… instead."
+                raise HookError(f"hook {name!r}", expected=expected, given=str(loops), fix=fix)
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,14 +49,10 @@ def computing_dtype(state: Tensor) -> torch.dtype:
     return max(both, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-@contextmanager
-def no_autocast(device: torch.device) -> Iterator[None]:
-    """Compute in the dtypes of weights and states."""
-    if not torch.amp.is_autocast_available(device.type):
-        yield
-        return
-    with torch.autocast(device.type, enabled=False):
-        yield
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context that computes in the dtypes of weights and states."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 @torch.no_grad()

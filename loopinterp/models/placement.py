@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from loopinterp.core.errors import InputError
-from loopinterp.models.taps import SILENT, MovedTap, Tap
+from loopinterp.models.taps import SILENT, Tap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,19 @@ def first_device(model: nn.Module) -> torch.device | None:
     return None
 
 
+class _MovedTap(Tap):
+    """A tap inside a layer on another device: hooks see activations on ``home``."""
+
+    def __init__(self, tap: Tap, home: torch.device) -> None:
+        self._tap, self._home = tap, home
+        self.listens, self.edits = tap.listens, tap.edits
+
+    def __call__(self, component: str, x: Tensor) -> Tensor:
+        if not self._tap.listens(component):
+            return x
+        return self._tap(component, x.to(self._home)).to(x.device)
+
+
 def placed(
     compute: Callable[[Any, Tensor, Any, Tap], Tensor],
     module: nn.Module,
@@ -61,7 +74,7 @@ def placed(
     if hook is None:
         return compute(module, x, context, tap)
     (there, context), _ = hook.pre_forward(module, x, context)
-    tap = tap if there.device == x.device else MovedTap(tap, x.device)
+    tap = tap if there.device == x.device else _MovedTap(tap, x.device)
     try:
         with torch.no_grad() if hook.no_grad else nullcontext():
             y = compute(module, there, context, tap)

@@ -55,6 +55,9 @@ class GridBias(nn.Module):
         return self.table[:, down, right].transpose(0, 1)
 
 
+NARROW = 2  # widest window within which attention is quicker distance by distance than by blocks
+
+
 def _block_length(window: int) -> int:
     # Of 8, 16 and 32 the quickest on a CPU for windows from 1 to 16, heads of 16 and of 64.
     return max(16, window)
@@ -85,7 +88,8 @@ class AttentionContext:
     # of all positions for all examples, one for each, or the blocks of a window.
     mask: Float[Tensor, "#block #head query key"] | None = None
     is_causal: bool = False  # the mask is the plain causal one, and `mask` None
-    window: int | None = None  # of so many keys, causal; the mask is that of blocks
+    # Of so many keys, causal. The mask is that of blocks, or [distance, 1, head, pos] if narrow.
+    window: int | None = None
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines of the angles [pos, d_head]
     # The abacus embedding: added to queries and keys; or [batch, 1, pos, d_model], to their input.
     qk_offset: Float[Tensor, "#batch #head pos d"] | None = None
@@ -277,15 +281,6 @@ def abacus_positions(
     return index if signs else torch.where(digits, index, 0)
 
 
-def abacus_bar(
-    index: Int[Tensor, "batch pos"], window: int, *, dtype: torch.dtype
-) -> Float[Tensor, "batch 1 pos pos"]:
-    """Minus infinity to digits more than ``window`` abacus positions away; else 0."""
-    query, key = index[:, :, None], index[:, None, :]
-    far = (key > 0) & ((query - key).abs() > window)
-    return torch.zeros_like(far, dtype=dtype).masked_fill(far, float("-inf"))[:, None]
-
-
 def check_length(n_needed: int, n_ctx: int, what: str) -> None:
     if n_needed > n_ctx:
         expected, fix = f"at most n_ctx={n_ctx} learned positions", "Shorten the input."
@@ -318,6 +313,10 @@ def attention_context(
     else:
         query, key = _block_places(n_pos, window, device=device)
     mask = score_mask(config, query, key, bias=bias, dtype=dtype, width=_width(config, n_pos))
+    if window is not None and window <= NARROW:
+        # Key j of a block lies i + window - j before query i: [distance, block, head, length].
+        near = torch.stack([mask.diagonal(window - back, -2, -1) for back in range(window + 1)])
+        mask = near.transpose(1, 2).flatten(2)[:, None, :, :n_pos]  # [distance, 1, head, pos]
     return AttentionContext(mask=mask, window=window, rotation=rotation, surround=surround)
 
 

@@ -6,9 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
+from transformer_lens.hook_points import HookPoint
 
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
@@ -18,17 +19,11 @@ from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
 from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
-from loopinterp.models.transformer_lens_calls import (
-    StoppedRun,
-    StopPoint,
-    TransformerLensCalls,
-    refuse_options,
-)
+from loopinterp.models.transformer_lens_calls import TransformerLensCalls, refuse_options
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
-    from transformer_lens.hook_points import HookPoint
 
     from loopinterp.models.addresses import Address, Index
     from loopinterp.models.positions import AttentionContext
@@ -286,7 +281,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
                 if kind in ("states", "all_logits"):
                     states.append(h)
             logits = self.run_readout(read, taps) if kind in ("logits", "all_logits") else None
-        except StoppedRun as stopped:
+        except _StoppedRun as stopped:
             return stopped.stream
         taps.end(read, logits)
         if logits is None:
@@ -309,7 +304,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         total = self.site_map.layers_total(loops)
         check_integer("stop_at_layer", layer, least=-total, most=total - 1)
         address = self.addresses(loops).addresses[f"blocks.{layer % total}.hook_resid_pre"]
-        return [(address, StopPoint())]
+        return [(address, _StopPoint())]
 
     def _enter(
         self,
@@ -403,3 +398,15 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         """Logits of a state."""
+
+
+class _StoppedRun(Exception):
+    """Ends a run at TransformerLens' ``stop_at_layer``, with the stream there."""
+
+    def __init__(self, stream: Tensor) -> None:
+        self.stream = stream
+
+
+class _StopPoint(HookPoint):
+    def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
+        raise _StoppedRun(x)

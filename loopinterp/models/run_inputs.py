@@ -1,4 +1,4 @@
-"""The inputs of a run, and its number of loops."""
+"""The inputs of a run, and rules for its number of loops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import MOST_LOOPS, HookError, InputError, check_integer
-from loopinterp.models.addresses import flat_names
+from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -70,59 +69,6 @@ def shifted_loops(
     # Rounded first: in binary, 1.1 times 10 is above 11.
     scaled = (n_loops.double() * scale).round(decimals=6).ceil().long()
     return (scaled + extra).clamp(min=1)
-
-
-class RunLength:
-    _n_loops: int
-    _rule: LoopRule | None = None
-
-    @property
-    def n_loops(self) -> int:
-        """Loops of the shown hook names and layers, and of a run without :attr:`loop_rule`.
-
-        Setting it removes the rule.
-        """
-        return self._n_loops
-
-    @n_loops.setter
-    def n_loops(self, value: int) -> None:
-        self._n_loops, self._rule = check_loops(value), None
-
-    @property
-    def loop_rule(self) -> LoopRule | None:
-        return self._rule
-
-    @loop_rule.setter
-    def loop_rule(self, rule: LoopRule | None) -> None:
-        if rule is not None:
-            self._n_loops = check_loops(rule.shown)
-        self._rule = rule
-
-    def _loops(self, n_loops: int | None) -> int:
-        return self.n_loops if n_loops is None else check_loops(n_loops)
-
-    def _run_loops(self, n_loops: int | Tensor | None, inputs: Any) -> int:
-        if isinstance(n_loops, torch.Tensor):
-            return max(1, int(check_ends(n_loops, inputs).max()))
-        return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
-
-    def _loops_at(self, n_loops: int | None, n_pos: int | None) -> int:
-        if self._rule is None or n_pos is None or self._is_set(n_loops):
-            return self._loops(n_loops)
-        return check_loops(self._rule(n_pos))
-
-    def _is_set(self, n_loops: object) -> bool:
-        return n_loops is not None or self._rule is None
-
-    def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
-        """Raise on layer numbers if the rule gives this run other loops."""
-        if n_loops is not None or loops == self.n_loops or names is None or callable(names):
-            return
-        for name in flat_names(names, "name of a hook"):
-            if name.startswith("blocks."):
-                expected = f"a run of {self.n_loops} loops, in which layers have that number"
-                fix = f"Pass n_loops={loops}, or write loops.{{t}}.blocks.{{layer}}.… instead."
-                raise HookError(f"hook {name!r}", expected=expected, given=str(loops), fix=fix)
 
 
 def check_loops(n_loops: int) -> int:

@@ -115,7 +115,7 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     sizes = ("d_vocab", "d_features", "d_vocab_out")
     declares = {name: declared(model, name) for name in sizes}
     task_sizes = {name: getattr(task, name) for name in sizes}
-    if inputs is not None and declares["d_vocab_out"] is None:
+    if inputs is not None:
         declares["d_vocab_out"] = _classes(model, inputs)
     compared = {name for name, size in declares.items() if size is not None}
     if compared & {*sizes[:2]}:
@@ -140,16 +140,14 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
 
 def need_classes(model: Any, batch: Batch) -> None:
     most = int(batch.targets.max())
-    known = declared(model, "d_vocab_out")
-    classes = _classes(model, batch.inputs) if known is None and most >= 0 else known
-    if classes is not None and most >= classes > 1:  # one number is no class
+    # One number is no class.
+    if most >= 0 and most >= (classes := _classes(model, batch.inputs)) > 1:
         expected, fix = f"classes in 0..{classes - 1}", "Use a task of the model."
         raise InputError("targets of the batch", expected=expected, given=str(most), fix=fix)
 
 
 def _need_answers(model: Any, inputs: Tensor) -> None:
-    known = declared(model, "d_vocab_out")
-    if (_classes(model, inputs) if known is None else known) == 1:
+    if _classes(model, inputs) == 1:
         what, expected = f"readout of {type(model).__name__}", "two classes or more"
         fix = "Use a study of states: convergence_study, geometry_study or local_stability_study."
         raise InputError(what, expected=expected, given="one number, of a regression", fix=fix)
@@ -162,5 +160,8 @@ def _task_name(task: Any) -> str | None:
 
 @torch.no_grad()
 def _classes(model: Any, inputs: Tensor) -> int:
+    """Output classes, as the model declares them or as its readout has them."""
+    if (known := declared(model, "d_vocab_out")) is not None:
+        return known
     bound = bind(model, inputs[:1].to(device_of(model)))
     return bound.readout(bound.h0).shape[-1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,19 +81,6 @@ class ChangingTap(Tap):
         return any(c in self._changes for c in components)
 
     edits = listens
-
-
-class MovedTap(Tap):
-    """A tap inside a layer on another device: hooks see activations on ``home``."""
-
-    def __init__(self, tap: Tap, home: torch.device) -> None:
-        self._tap, self._home = tap, home
-        self.listens, self.edits = tap.listens, tap.edits
-
-    def __call__(self, component: str, x: Tensor) -> Tensor:
-        if not self._tap.listens(component):
-            return x
-        return self._tap(component, x.to(self._home)).to(x.device)
 
 
 class _OpenTap(Tap):
@@ -248,6 +236,17 @@ def recording_gradients(model: Any = None) -> torch.enable_grad:
     expected, fix = "weights made outside torch.inference_mode()", "Pass copy.deepcopy(model)."
     need(not any(x.is_inference() for x in weights), "model", expected, "some made inside", fix)
     return torch.enable_grad()
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Turn off the fast path of PyTorch's attention."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 _ALWAYS_FITS = 64 * 1024**2  # bytes of a cache that is not checked

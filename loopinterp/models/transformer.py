@@ -18,7 +18,6 @@ from loopinterp.models.positions import (
     FireBias,
     GridBias,
     RelativeBias,
-    abacus_bar,
     abacus_positions,
     attention_context,
     attention_mask,
@@ -218,8 +217,11 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         window = self.config.abacus_window
         if window is None:
             return None
+        # Digits more than the window of abacus positions away are barred: [batch, query, key].
         index = abacus_positions(inputs.long(), self.config.digit_tokens)
-        return abacus_bar(index, window, dtype=self.dtype)
+        query, key = index[:, :, None], index[:, None, :]
+        far = (key > 0) & ((query - key).abs() > window)
+        return torch.zeros_like(far, dtype=self.dtype).masked_fill(far, float("-inf"))[:, None]
 
     def _abacus_index(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
         digits, signs = self.config.digit_tokens, self.config.abacus_signs
@@ -297,10 +299,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             backward.through_norm("ln_loop", norm.weight, norm.bias, name="loop norm")
         if injection == "gated_output":
             backward.write("injection", backward.read("hook_injection"))
-        for k in reversed(range(len(self.block))):
-            backward.at(loop=loop, layer=k)
-            self.block[k].attribute(backward)  # type: ignore[operator]
-        backward.at(loop=loop)
+        for layer in backward.backwards(self.block, loop=loop):
+            layer.attribute(backward)
         # Injected into sublayers, the input reaches the stream through what they write alone.
         if injection in ("input", "concat"):
             backward.write("injection", backward.read("hook_injection"))
@@ -326,6 +326,5 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         if self.ln_final is not None:
             norm = self.ln_final
             backward.through_norm("ln_final", norm.weight, norm.bias, name="final norm")
-        for k in reversed(range(len(self.coda))):
-            backward.at(layer=k)
-            self.coda[k].attribute(backward)  # type: ignore[operator]
+        for layer in backward.backwards(self.coda):
+            layer.attribute(backward)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformer_lens.hook_points import HookPoint
 
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.models.config import LoopedTransformerConfig
@@ -48,17 +47,6 @@ DIRECT_WRITES = Needs(
     "heads, neurons and biases that reach the stream without a norm or gate between",
     "Read hook_attn_out and hook_mlp_out, or use a model with norm='pre' or 'none'.",
     {"norm": ("none", "pre")},
-)
-DIRECT_PATHS = Needs(
-    "a stream that carries what a head writes, unchanged, to every later layer",
-    "Use loopinterp.edges.path_patching, which goes through norms and injections.",
-    {"norm": ("none", "pre"), "loop_norm": (False,), "state_code": (None,)},
-).also(injection=("none", "input", "gated_output", "sublayer", "internal"))
-FROM_PRELUDE = DIRECT_PATHS.also(injection=("none",), initial_state=("embedding",))
-EDGES = replace(
-    FROM_PRELUDE.also(positions=("none", "absolute", "relative", "rotary", "fire", "grid")),
-    expected="a stream that is the sum of the token embedding and what heads and MLPs write",
-    fix="Use loopinterp.edges.edge_study, or turn on one or two of the three flags.",
 )
 
 
@@ -162,17 +150,6 @@ class TransformerLensCalls(nn.Module):
         return generation.generate(self, prompts, **options)
 
 
-class Absent:
-    """A TransformerLens name that a published model lacks."""
-
-    def __get__(self, model: object, owner: type | None = None) -> Any:
-        if model is None:
-            return self
-        what, got = "layers and weights by TransformerLens' names", type(model).__name__
-        fix = "Patch activations by their hook names, or read the weights of model.published."
-        raise InputError(what, expected="a LoopedTransformer", given=got, fix=fix)
-
-
 def refuse_options(options: Mapping[str, Any]) -> None:
     instead = {  # of options whose absence alone would change the numbers
         "attention_mask": "Leave padding out, or run examples of each length by themselves.",
@@ -183,15 +160,3 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         fix = instead.get(name, "Leave it out; help(model.forward) lists the options.")
         expected = "an option of loopinterp's runs"
         raise InputError(name, expected=expected, given=repr(value), fix=fix)
-
-
-class StoppedRun(Exception):
-    """Ends a run at TransformerLens' ``stop_at_layer``, with the stream there."""
-
-    def __init__(self, stream: Tensor) -> None:
-        self.stream = stream
-
-
-class StopPoint(HookPoint):
-    def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
-        raise StoppedRun(x)

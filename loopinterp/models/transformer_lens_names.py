@@ -6,6 +6,7 @@ They see an ordinary model of ``n_prelude + T * n_layers + n_coda`` layers with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,12 +16,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.models.config import OPTIONAL_SITES
 from loopinterp.models.run import HookedRun
-from loopinterp.models.transformer_lens_calls import (
-    DIRECT_PATHS,
-    DIRECT_WRITES,
-    EDGES,
-    FROM_PRELUDE,
-)
+from loopinterp.models.transformer_lens_calls import DIRECT_WRITES, Needs
 from loopinterp.models.weights import weights_of, with_weights
 
 if TYPE_CHECKING:
@@ -28,6 +24,19 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens import FactoredMatrix
     from transformer_lens.model_bridge.composition_scores import CompositionScores
+
+
+_DIRECT_PATHS = Needs(
+    "a stream that carries what a head writes, unchanged, to every later layer",
+    "Use loopinterp.edges.path_patching, which goes through norms and injections.",
+    {"norm": ("none", "pre"), "loop_norm": (False,), "state_code": (None,)},
+).also(injection=("none", "input", "gated_output", "sublayer", "internal"))
+_FROM_PRELUDE = _DIRECT_PATHS.also(injection=("none",), initial_state=("embedding",))
+_EDGES = replace(
+    _FROM_PRELUDE.also(positions=("none", "absolute", "relative", "rotary", "fire", "grid")),
+    expected="a stream that is the sum of the token embedding and what heads and MLPs write",
+    fix="Use loopinterp.edges.edge_study, or turn on one or two of the three flags.",
+)
 
 
 class _View:
@@ -42,7 +51,7 @@ class _View:
     def submodules(self) -> dict[str, Any]:
         config = self._model.config
         before = int(self._prefix.split(".")[1]) < config.n_prelude
-        needs = FROM_PRELUDE if before else DIRECT_PATHS
+        needs = _FROM_PRELUDE if before else _DIRECT_PATHS
         needs.check(config, "path patching by TransformerLens")
         return {name: getattr(self, name) for name in ("attn", "mlp")}
 
@@ -62,7 +71,7 @@ def _flag(name: str) -> Callable[[Any, bool], None]:
         flags = self._flags | {name} if use else self._flags - {name}
         # TransformerLens' edge attribution and faithfulness turn all of them on together.
         if use and flags >= OPTIONAL_SITES.keys():
-            EDGES.check(self.config, "edges by TransformerLens")
+            _EDGES.check(self.config, "edges by TransformerLens")
         self._flags = flags
 
     sites = " and ".join(f"``{site}``" for site in OPTIONAL_SITES[name])

@@ -30,7 +30,7 @@ from loopinterp.dynamics import (
     reachability_study,
     spectral_radius,
 )
-from loopinterp.dynamics.runs import compare_with_float32
+from loopinterp.dynamics.convergence import compare_with_float32
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.iteration import computing_dtype, in_float32, is_coarse
 from loopinterp.tasks import Batch, as_batch

@@ -69,17 +69,17 @@ def test_lengths_that_do_not_fill_their_blocks(n_pos: int) -> None:
 
 
 def test_the_mask_grows_with_the_length_and_not_with_its_square() -> None:
-    config = build("demo").config
-
-    def size(n_pos: int) -> int:
+    def size(n_pos: int, window: int) -> int:
+        config = build("demo").config.replace(attention_window=window)
         context = attention_context(
             config, n_pos, bias=None, device=torch.device("cpu"), dtype=torch.float32
         )
         assert context.mask is not None
         return context.mask.numel()
 
-    assert size(100_000) == 100_000 * 17
-    assert size(16) == 16**2  # a short input takes the one fused operation
+    assert size(100_000, 1) == 100_000 * 2  # distance by distance
+    assert size(100_000, 3) == 100_000 * 19  # by blocks of 16 queries
+    assert size(16, 1) == 16**2  # a short input takes the one fused operation
 
 
 @pytest.mark.parametrize("changes", [{"causal": False}, {"attention_window": None}])

@@ -112,9 +112,7 @@ class RotaryEmbedding(nn.Module):
 class HRMAttention(nn.Module):
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
-        self.hidden_size = self.output_size = width
-        self.num_heads = self.num_key_value_heads = n_heads
-        self.head_dim, self.causal = width // n_heads, False
+        self.num_heads, self.head_dim = n_heads, width // n_heads
         self.qkv_proj = CastedLinear(width, 3 * width, bias=False)
         self.o_proj = CastedLinear(width, width, bias=False)
 

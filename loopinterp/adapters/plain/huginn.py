@@ -59,8 +59,7 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: RavenConfig) -> None:
         super().__init__()
         self.config = config
-        self.n_head = self.n_kv_heads = config.n_heads
-        self.head_dim = config.head_dim
+        self.n_head, self.head_dim = config.n_heads, config.head_dim
         self.Wqkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         if config.qk_bias:
             self.qk_bias = nn.Parameter(torch.zeros(2, 1, self.n_head, self.head_dim))

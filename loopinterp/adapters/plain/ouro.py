@@ -78,7 +78,6 @@ class OuroAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5
-        self.is_causal, self.sliding_window, self.attention_dropout = True, None, 0.0
         kv = config.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(width, kv, bias=False)
@@ -125,7 +124,6 @@ class OuroDecoderLayer(nn.Module):
         self.input_layernorm_2 = OuroRMSNorm(width, eps)
         self.post_attention_layernorm = OuroRMSNorm(width, eps)
         self.post_attention_layernorm_2 = OuroRMSNorm(width, eps)
-        self.attention_type = "full_attention"
 
     def forward(self, h: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
         attended = self.self_attn(self.input_layernorm(h), position_embeddings)
