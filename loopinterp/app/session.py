@@ -16,7 +16,7 @@ from loopinterp import models, training, zoo
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_choice, check_integer
 from loopinterp.core.results import SUFFIX, config_hash, load_result
-from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner, spell_mismatch
+from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import (
     digest_tensors,
@@ -108,7 +108,7 @@ class Session(ShortRepr):
             raise CheckpointError(
                 f"result {name!r}",
                 expected="a result of the model's present weights",
-                given=f"one that {spell_mismatch(why)}",
+                given=f"one that {why.value}",
                 fix=f"Run the study {name!r} again.",
             )
         return path
