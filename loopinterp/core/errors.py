@@ -28,6 +28,10 @@ class InputError(ValueError):
         self.what, self.expected, self.given, self.fix = what, expected, given, fix
         super().__init__(f"{what}: expected {expected}, got {given}. {fix}")
 
+    def renamed(self, what: str) -> InputError:
+        """The same error of the same class, with another name of what it is about."""
+        return type(self)(what, expected=self.expected, given=self.given, fix=self.fix)
+
 
 def _cut(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"

@@ -157,8 +157,7 @@ def get_recipe(name: str) -> Recipe:
     try:
         return Recipe.from_dict(read_json_object(file))
     except ConfigError as error:
-        texts = {"expected": error.expected, "given": error.given, "fix": error.fix}
-        raise ConfigError(f"{error.what} of {file.name}", **texts) from error
+        raise error.renamed(f"{error.what} of {file.name}") from error
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
