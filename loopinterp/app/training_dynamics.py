@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from loopinterp.comparison import SpreadPairs, compare_programs
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, describe_tensor
+from loopinterp.core.errors import describe_tensor, need
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -210,13 +210,8 @@ def training_dynamics_study(
     Source: arXiv 2304.01373.
     """
     chosen = list(run.snapshots) if steps is None else sorted({*steps})
-    if not chosen:
-        raise InputError(
-            f"snapshots of run {run.folder}",
-            expected="one or more",
-            given="none",
-            fix="Train a run with snapshots.kind=even (or log) and snapshots.every=….",
-        )
+    fix = "Train a run with snapshots.kind=even (or log) and snapshots.every=…."
+    need(chosen, f"snapshots of run {run.folder}", "one or more", "none", fix)
     last, task = run.model_at(chosen[-1]), run.task
     need_loops(last)
     lengths = sorted({*(lengths or (run.cutoff, 2 * run.cutoff))})
@@ -291,14 +286,10 @@ class _Cells:
         labels = batch.targets if variable is None else variable(batch.inputs)
         fits = isinstance(labels, torch.Tensor) and labels.shape == batch.inputs.shape[:2]
         positions = (labels != IGNORE).all(0).nonzero()[:, 0] if fits else torch.empty(0)
-        if not len(positions):
-            raise InputError(
-                "variable",
-                expected=f"classes {list(batch.inputs.shape[:2])}, known at some position of all "
-                "examples",
-                given="none there" if fits else describe_tensor(labels),
-                fix="Pass a function of the inputs, such as task.targets.",
-            )
+        expected = f"classes {list(batch.inputs.shape[:2])}, known at some position of all examples"
+        fix = "Pass a function of the inputs, such as task.targets."
+        got = "none there" if fits else describe_tensor(labels)
+        need(len(positions), "variable", expected, got, fix)
         row = torch.arange(len(labels)).expand(len(positions), -1)  # [distance, sample]
         pos = positions[:, None].expand_as(row)
         name = "answer" if variable is None else getattr(variable, "__name__", "variable")

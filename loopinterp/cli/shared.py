@@ -16,7 +16,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 import loopinterp
-from loopinterp.core.errors import MOST_THREADS, InputError
+from loopinterp.core.errors import MOST_THREADS, InputError, need
 
 if TYPE_CHECKING:
     from loopinterp.core.results import Result
@@ -60,13 +60,8 @@ class _Command(TyperCommand):
             if word == "--":
                 break
             value = next(words, None) if takes_value.get(word) else None
-            if value in takes_value:
-                raise InputError(
-                    word,
-                    expected="a value",
-                    given=f"the option {value}",
-                    fix=f"Write the value after it; one of that name is written {word}={value}.",
-                )
+            fix = f"Write the value after it; one of that name is written {word}={value}."
+            need(value not in takes_value, word, "a value", f"the option {value}", fix)
         return super().parse_args(ctx, args)
 
 

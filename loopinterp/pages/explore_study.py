@@ -10,7 +10,7 @@ import torch
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import HookError, InputError
+from loopinterp.core.errors import HookError, need
 from loopinterp.core.results import study
 from loopinterp.core.settings import Seed
 from loopinterp.lenses.fitted_lens import FittedLens, layer_hooks, places
@@ -154,14 +154,10 @@ def _batches(
     else:
         batches = as_batches(data, **how_drawn)
     batches = [examples_for(model, batch.to(device_of(model))) for batch in batches]
-    for batch in batches:
-        if len(lengths := batch.n_loops.unique().tolist()) != 1:
-            raise InputError(
-                "data",
-                expected="examples of one length in each batch",
-                given=f"examples that are asked for after {lengths} loops",
-                fix="Sample them with one n, and pass several batches as a list.",
-            )
+    fix = "Sample them with one n, and pass several batches as a list."
+    for lengths in (batch.n_loops.unique().tolist() for batch in batches):
+        got = f"examples that are asked for after {lengths} loops"
+        need(len(lengths) == 1, "data", "examples of one length in each batch", got, fix)
     return batches
 
 
