@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 
 from loopinterp.core.errors import need
+from loopinterp.decompiler.expression_search import Atom, shortest_expression
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
-from loopinterp.programs.expression_search import Atom, shortest_expression
 from loopinterp.programs.expressions import Tokens, TokMap, postorder
 from loopinterp.programs.language import full, shift_right, tok_map, tokens, var
 from loopinterp.programs.program import Linear, LoopProgram
@@ -337,7 +337,7 @@ class _Writer:
             return self._written(name, [(token, -1) for token in by_token], [*by_token.values()])
         left = torch.tensor([left for left, _ in starts])
         of_left = [
-            Atom(shift_right(word, 1, default=0), _applied(word, left).where(left >= 0, 0))
+            (shift_right(word, 1, default=0), _applied(word, left).where(left >= 0, 0))
             for word in (self.words or {}).values()
         ]
         key = shift_right(tokens + 1, 1, default=0), (left + 1).tolist(), int(left.max()) + 2
@@ -366,8 +366,8 @@ class _Writer:
         if left is not None:
             keys.append((left[0], torch.tensor(left[1]), left[2]))
         if self.words is not None:
-            of_token = [Atom(word, _applied(word, token)) for word in self.words.values()]
-            of_keys = [Atom(x, each) for x, each, _ in keys[1:]]
+            of_token = [(word, _applied(word, token)) for word in self.words.values()]
+            of_keys = [(x, each) for x, each, _ in keys[1:]]
             shortest = shortest_expression(torch.tensor(values), [*of_keys, *atoms, *of_token])
             if shortest is not None:
                 return shortest
