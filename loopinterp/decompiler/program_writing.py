@@ -38,14 +38,13 @@ def program_of(
     table: TransitionTable,
     task: Task,
     *,
-    n_loops: RequiredLoops | None = None,
     name: str = "decompiled",
     readable: bool = True,
 ) -> LoopProgram:
     """The table as a program that reads the tokens of a task.
 
     Args:
-        n_loops: T(n); by default the task's, which must be linear.
+        task: Its T(n) must be linear.
         readable: Whether to look for the shortest code of a small table; else write plain tables.
     """
     readable = readable and len(table.cells) <= 14
@@ -77,7 +76,7 @@ def program_of(
         prepare=prepare,
         step=step,
         finish=finish,
-        n_loops=_loop_count(task) if n_loops is None else n_loops,
+        n_loops=_loop_count(task),
         doc="Read off a model.",
         task_settings=known[0].task_settings if known else {},
     )
