@@ -12,6 +12,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.comparison import SpreadPairs, compare_programs
+from loopinterp.comparison.inputs import check_program_list
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import describe_tensor, need
 from loopinterp.core.intervals import ESTIMATE
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks import Task
     from loopinterp.training import Run
 
@@ -219,13 +221,13 @@ def training_dynamics_study(
         one = task.sample(lengths[-1], batch_size=1, generator=torch.Generator().manual_seed(seed))
         longest = fit_to_model(last, one)
         n_loops = max(LEAST_LOOPS, -(-5 * int(longest.n_loops.max()) // 4))
-    known = programs_of(task) if programs is None else list(programs)
+    known = programs_of(task) if programs is None else check_program_list(programs)
     cells = _Cells.draw(task, variable, lengths[-1], n_samples, seed)
     measures = _Measures(run, task, lengths, n_loops, cells, known, n_samples, seed)
     models = [describe_model(run.model_at(step)) for step in chosen]
     coords = {"step": chosen, "loop": range(n_loops + 1), "length": lengths}
     coords |= {"distance": cells.distances}
-    coords |= {"program": [_name(p) for p in known]} if known else {}
+    coords |= {"program": [p.name for p in known]} if known else {}
     with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
         parts = [measures.measure(run.model_at(step)) for step in track(chosen, "snapshots")]
         return TrainingDynamics.of(
@@ -241,10 +243,6 @@ def training_dynamics_study(
             threshold=threshold,
             n_samples=n_samples,
         )
-
-
-def _name(program: Any) -> str:
-    return program if isinstance(program, str) else program.name
 
 
 def _tables(run: Run, task: Task, steps: Sequence[int]) -> dict[str, list[float]]:
@@ -321,7 +319,7 @@ class _Measures:
     lengths: Sequence[int]
     n_loops: int
     cells: _Cells
-    programs: Sequence[Any]
+    programs: Sequence[LoopProgram]
     n_samples: int
     seed: int
 
