@@ -104,7 +104,7 @@ def explore(
     need_model(model)
     name, n_loops = check_lens(lens), loops_of_lens(lens, n_loops)
     batches = _batches(model, data, n_loops, {"n": n, "batch_size": batch_size, "seed": seed})
-    chosen_programs = [get_program(p) if isinstance(p, str) else p for p in programs]
+    chosen_programs = [get_program(p) for p in programs]
     drawn = sum(map(len, batches))
     described = describe_model(model)
     options = {"lens": name, "examples": examples, "drawn": drawn}

@@ -216,7 +216,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        chosen = [get_program(p) if isinstance(p, str) else p for p in programs]
+        chosen = [get_program(p) for p in programs]
         self._model, self._programs = model, chosen
         self._options: dict[str, Any] = {"programs": chosen, "examples": examples, "seed": seed}
         batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)

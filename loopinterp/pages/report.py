@@ -381,7 +381,7 @@ def _render(records: dict[str, RunRecord]) -> str:
         for name, result in record.results.items():
             if run not in explorers and isinstance(result, Exploration):
                 with noting(problems[run], Trouble.RESULT_VALUES, name):
-                    explorers[run] = Markup(page_json(result))
+                    explorers[run] = page_json(result)
     facts = {run: facts_of(record.results) for run, record in records.items()}
     undrawn: list[Problem] = []
     figures = figure_views(compared_figures(tables["curves"], runs), undrawn, count(1))
