@@ -142,8 +142,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
             )
         tokens.append(token)
         at += len(words[token])
-    if not tokens:
-        raise InputError("example", expected="a token", given="none", fix="Write one.")
+    need(tokens, "example", "a token", "none", "Write one.")
     return tokens
 
 

@@ -17,6 +17,7 @@ from loopinterp.core.errors import (
     InputError,
     UnknownKeyError,
     check_choice,
+    need,
     unknown_name,
 )
 from loopinterp.core.settings import Seed, flatten_settings, settings
@@ -197,9 +198,8 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
     for setting in settings:
         key, equals, text = setting.partition("=")
         *parents, last = path = key.strip().split(".")
-        if not equals or not last:
-            what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
-            raise ConfigError(what, expected="key=value", given=repr(setting), fix=fix)
+        what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
+        need(equals and last, what, "key=value", repr(setting), fix, error=ConfigError)
         # The names of a task's own settings are checked by the task.
         if ".".join(path) not in known and parents != ["task_settings"]:
             raise _unknown_key(".".join(path), known)
