@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from loopinterp import adapters, lenses, pages, tasks, zoo
 from loopinterp.app.session import open_run
 from loopinterp.core.boundary import Loops, checked, resolve_device
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.core.progress import showing
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json_object
@@ -63,15 +63,15 @@ def write_lens_page(
     """
     kind = _kind_of(model)
     chosen = _read_lens(lens)
-    if kind == "published" and chosen in FITTED:
-        raise InputError(
-            "lens",
-            expected="logit, coda, or the file of a fitted lens: a published model has no task to "
-            "draw samples from",
-            given=repr(chosen),
-            fix="Fit one to texts of yours, loopinterp.lenses.fit_tuned_lens(model, tokens).save("
-            "FILE), and pass --lens FILE.",
-        )
+    need(
+        kind != "published" or chosen not in FITTED,
+        "lens",
+        "logit, coda, or the file of a fitted lens: a published model has no task to draw samples "
+        "from",
+        repr(chosen),
+        "Fit one to texts of yours, loopinterp.lenses.fit_tuned_lens(model, tokens).save(FILE), "
+        "and pass --lens FILE.",
+    )
     if kind != "published":
         refuse(
             {"trust_remote_code": trust_remote_code or None},
@@ -152,11 +152,7 @@ def _kind_of(model: str | Path) -> Literal["run", "zoo", "published"]:
 def _read_lens(lens: str | Path | FittedLens) -> Any:
     if isinstance(lens, lenses.FittedLens) or lens in get_args(LensName):
         return lens
-    if not os.path.isfile(lens):
-        raise InputError(
-            "lens",
-            expected=f"{', '.join(get_args(LensName))}, or the file of a fitted lens",
-            given=repr(str(lens)),
-            fix="Check the name, or write such a file with FittedLens.save.",
-        )
+    expected = f"{', '.join(get_args(LensName))}, or the file of a fitted lens"
+    fix = "Check the name, or write such a file with FittedLens.save."
+    need(os.path.isfile(lens), "lens", expected, repr(str(lens)), fix)
     return lenses.FittedLens.load(lens)

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 
 from loopinterp import compiler, pages, programs, tasks, training
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import ConfigError, InputError, check_choice
+from loopinterp.core.errors import ConfigError, InputError, check_choice, need
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import CONFIG, Owner, record_how_it_was_made, record_training
 from loopinterp.core.settings import Seed
@@ -47,13 +47,9 @@ def configure(
         ConfigError: If an option and a ``key=value`` name the same setting.
     """
     starts = {"--recipe": recipe, "--config": file, "--without-recipe": without_recipe or None}
-    if len(both := [option for option, value in starts.items() if value is not None]) > 1:
-        raise InputError(
-            "start of the configuration",
-            expected="a recipe or a file",
-            given=" and ".join(both),
-            fix="Leave one of them out.",
-        )
+    given, fix = [name for name, x in starts.items() if x is not None], "Leave one of them out."
+    what, expected = "start of the configuration", "a recipe or a file"
+    need(len(given) < 2, what, expected, " and ".join(given), fix)
     if file is not None:
         config = training.TrainingConfig.from_dict(read_json(file))
     elif recipe is not None:
@@ -67,22 +63,14 @@ def configure(
             given="none of them",
             fix="See `loopinterp tasks` for the names.",
         )
-    if task is not None and config.task != task:
-        raise ConfigError(
-            "task",
-            expected=f"{config.task!r}, as the {'file' if file else 'recipe'} has it",
-            given=repr(task),
-            fix="Leave --task out, or start from something made for that task.",
-        )
+    expected = f"{config.task!r}, as the {'file' if file else 'recipe'} has it"
+    other = "Leave --task out, or start from something made for that task."
+    need(task in (None, config.task), "task", expected, repr(task), other, error=ConfigError)
     set_by_flag = {name: value for name, value in (flags or {}).items() if value is not None}
     for setting in settings:
-        if (key := setting.partition("=")[0].strip()) in set_by_flag:
-            raise ConfigError(
-                key,
-                expected="it once",
-                given=f"--{key} and --set {setting}",
-                fix="Leave one of them out.",
-            )
+        key = setting.partition("=")[0].strip()
+        twice, once = f"--{key} and --set {setting}", key not in set_by_flag
+        need(once, key, "it once", twice, fix, error=ConfigError)
     # Options are settings too, read by the same parser.
     flagged = (f"{name}={json.dumps(value)}" for name, value in set_by_flag.items())
     return training.apply_settings(config, [*settings, *flagged])
@@ -215,9 +203,8 @@ def sweep_file(
     options = {}
     for option in cluster_options:
         key, equals, text = option.partition("=")
-        if not equals:
-            fix = "Write for instance timeout_min=120."
-            raise InputError("--cluster-set", expected="KEY=VALUE", given=repr(option), fix=fix)
+        fix = "Write for instance timeout_min=120."
+        need(equals, "--cluster-set", "KEY=VALUE", repr(option), fix)
         options[key] = parse_value(text)
     page = pages.need_page(Path(out) / "sweep.html")  # refused before the hours are spent
     result = training.run_sweep(

@@ -14,9 +14,9 @@ from pydantic import PositiveInt
 
 from loopinterp import models, training, zoo
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import CheckpointError, InputError, check_choice, check_integer
+from loopinterp.core.errors import CheckpointError, InputError, check_choice, check_integer, need
 from loopinterp.core.results import SUFFIX, config_hash, load_result
-from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner, spell_mismatch
+from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import (
     digest_tensors,
@@ -105,12 +105,9 @@ class Session(ShortRepr):
         """
         path = self.results / f"{name}{SUFFIX}"
         if why := self.owner.disowns(load_result(path).provenance):
-            raise CheckpointError(
-                f"result {name!r}",
-                expected="a result of the model's present weights",
-                given=f"one that {spell_mismatch(why)}",
-                fix=f"Run the study {name!r} again.",
-            )
+            expected, got = "a result of the model's present weights", f"one that {why.value}"
+            fix = f"Run the study {name!r} again."
+            raise CheckpointError(f"result {name!r}", expected=expected, given=got, fix=fix)
         return path
 
     def length(self, n: int) -> int:
@@ -152,14 +149,10 @@ class Session(ShortRepr):
         check_size(self.task, n, 1, "length")
         longest, room = longest_length(self.task, n), declared(self.model, "n_ctx")
         positions = self.task.n_positions(n)
-        if longest != n or (room is not None and positions > room):
-            has = f"length {longest}" if longest != n else f"{room} positions"
-            raise InputError(
-                "length",
-                expected=f"one that the task and the model have, which go to {has} here",
-                given=f"{n}, which takes {positions} positions",
-                fix="Choose another length.",
-            )
+        has = f"length {longest}" if longest != n else f"{room} positions"
+        expected = f"one that the task and the model have, which go to {has} here"
+        got, fits = f"{n}, which takes {positions} positions", room is None or positions <= room
+        need(longest == n and fits, "length", expected, got, "Choose another length.")
         return replace(self, asked_length=n)
 
     def n_loops(self, n: int) -> int:
@@ -230,10 +223,10 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> LoopedTra
 
 def _load_run(folder: str | Path) -> Run:
     name = str(folder)
-    if name in zoo.list_names() and not os.path.isdir(name):
-        expected, got = "the folder of a run", "the name of a model of the zoo"
-        fix = f"Call load_pretrained({name!r}), or: loopinterp zoo {name} --out {name}"
-        raise CheckpointError(f"run {name}", expected=expected, given=got, fix=fix)
+    expected, got = "the folder of a run", "the name of a model of the zoo"
+    fix = f"Call load_pretrained({name!r}), or: loopinterp zoo {name} --out {name}"
+    known = name in zoo.list_names() and not os.path.isdir(name)
+    need(not known, f"run {name}", expected, got, fix, error=CheckpointError)
     return Run.load(folder)
 
 

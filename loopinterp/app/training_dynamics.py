@@ -12,8 +12,9 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.comparison import SpreadPairs, compare_programs
+from loopinterp.comparison.inputs import check_program_list
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, describe_tensor
+from loopinterp.core.errors import describe_tensor, need
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks import Task
     from loopinterp.training import Run
 
@@ -210,13 +212,8 @@ def training_dynamics_study(
     Source: arXiv 2304.01373.
     """
     chosen = list(run.snapshots) if steps is None else sorted({*steps})
-    if not chosen:
-        raise InputError(
-            f"snapshots of run {run.folder}",
-            expected="one or more",
-            given="none",
-            fix="Train a run with snapshots.kind=even (or log) and snapshots.every=….",
-        )
+    fix = "Train a run with snapshots.kind=even (or log) and snapshots.every=…."
+    need(chosen, f"snapshots of run {run.folder}", "one or more", "none", fix)
     last, task = run.model_at(chosen[-1]), run.task
     need_loops(last)
     lengths = sorted({*(lengths or (run.cutoff, 2 * run.cutoff))})
@@ -224,13 +221,13 @@ def training_dynamics_study(
         one = task.sample(lengths[-1], batch_size=1, generator=torch.Generator().manual_seed(seed))
         longest = fit_to_model(last, one)
         n_loops = max(LEAST_LOOPS, -(-5 * int(longest.n_loops.max()) // 4))
-    known = programs_of(task) if programs is None else list(programs)
+    known = programs_of(task) if programs is None else check_program_list(programs)
     cells = _Cells.draw(task, variable, lengths[-1], n_samples, seed)
     measures = _Measures(run, task, lengths, n_loops, cells, known, n_samples, seed)
     models = [describe_model(run.model_at(step)) for step in chosen]
     coords = {"step": chosen, "loop": range(n_loops + 1), "length": lengths}
     coords |= {"distance": cells.distances}
-    coords |= {"program": [_name(p) for p in known]} if known else {}
+    coords |= {"program": [p.name for p in known]} if known else {}
     with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
         parts = [measures.measure(run.model_at(step)) for step in track(chosen, "snapshots")]
         return TrainingDynamics.of(
@@ -246,10 +243,6 @@ def training_dynamics_study(
             threshold=threshold,
             n_samples=n_samples,
         )
-
-
-def _name(program: Any) -> str:
-    return program if isinstance(program, str) else program.name
 
 
 def _tables(run: Run, task: Task, steps: Sequence[int]) -> dict[str, list[float]]:
@@ -291,14 +284,10 @@ class _Cells:
         labels = batch.targets if variable is None else variable(batch.inputs)
         fits = isinstance(labels, torch.Tensor) and labels.shape == batch.inputs.shape[:2]
         positions = (labels != IGNORE).all(0).nonzero()[:, 0] if fits else torch.empty(0)
-        if not len(positions):
-            raise InputError(
-                "variable",
-                expected=f"classes {list(batch.inputs.shape[:2])}, known at some position of all "
-                "examples",
-                given="none there" if fits else describe_tensor(labels),
-                fix="Pass a function of the inputs, such as task.targets.",
-            )
+        expected = f"classes {list(batch.inputs.shape[:2])}, known at some position of all examples"
+        fix = "Pass a function of the inputs, such as task.targets."
+        got = "none there" if fits else describe_tensor(labels)
+        need(len(positions), "variable", expected, got, fix)
         row = torch.arange(len(labels)).expand(len(positions), -1)  # [distance, sample]
         pos = positions[:, None].expand_as(row)
         name = "answer" if variable is None else getattr(variable, "__name__", "variable")
@@ -330,7 +319,7 @@ class _Measures:
     lengths: Sequence[int]
     n_loops: int
     cells: _Cells
-    programs: Sequence[Any]
+    programs: Sequence[LoopProgram]
     n_samples: int
     seed: int
 

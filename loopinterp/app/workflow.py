@@ -28,7 +28,7 @@ from loopinterp.app.session import (
 )
 from loopinterp.app.study import spell_skip
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice, spell_error
+from loopinterp.core.errors import InputError, check_choice, need, spell_error
 from loopinterp.core.progress import Stages
 from loopinterp.core.results import SUFFIX, load_result
 from loopinterp.core.run_files import MADE, record_how_it_was_made
@@ -235,13 +235,10 @@ def _check_studies(chosen: Sequence[Study], model: Session) -> None:
             raise _not_applicable(study, skip)
         if study.needs is None or study.needs in names:
             continue
-        if not (model.results / f"{study.needs}{SUFFIX}").is_file():
-            raise InputError(
-                f"study {study.name!r}",
-                expected=f"a run with the result of the study {study.needs!r}",
-                given="one without it",
-                fix=f"Add --study {study.needs}.",
-            )
+        there = (model.results / f"{study.needs}{SUFFIX}").is_file()
+        expected = f"a run with the result of the study {study.needs!r}"
+        fix = f"Add --study {study.needs}."
+        need(there, f"study {study.name!r}", expected, "one without it", fix)
         model.own_file(study.needs)  # refused if it is of other weights
 
 

@@ -358,12 +358,11 @@ class Benchmark(ShortRepr):
             if digest != expected:
                 raise _changed(folder / file, expected, digest)
         (about,), card = benchmark_models([name]), read_json_object(folder / CARD)
-        if card.get("code") != str(about.program):
-            what = f"program of {folder}"
-            expected = f"the one that was compiled, {about.program_name} as {CARD} has it"
-            got = "another one of that name, in this version of loopinterp"
-            fix = "Make the benchmark again, or use the version that it was made with."
-            raise CheckpointError(what, expected=expected, given=got, fix=fix)
+        same, what = card.get("code") == str(about.program), f"program of {folder}"
+        expected = f"the one that was compiled, {about.program_name} as {CARD} has it"
+        got = "another one of that name, in this version of loopinterp"
+        fix = "Make the benchmark again, or use the version that it was made with."
+        need(same, what, expected, got, fix, error=CheckpointError)
         pairs = read_tensors(folder / PAIRS)
         compiled = Compiled.load(folder, program=about.program)
         return KnownCircuit(about, compiled, pairs["base"], pairs["source"], card)

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 import loopinterp
-from loopinterp.core.errors import MOST_THREADS, InputError
+from loopinterp.core.errors import MOST_THREADS, InputError, need
 
 if TYPE_CHECKING:
     from loopinterp.core.results import Result
@@ -60,13 +60,8 @@ class _Command(TyperCommand):
             if word == "--":
                 break
             value = next(words, None) if takes_value.get(word) else None
-            if value in takes_value:
-                raise InputError(
-                    word,
-                    expected="a value",
-                    given=f"the option {value}",
-                    fix=f"Write the value after it; one of that name is written {word}={value}.",
-                )
+            fix = f"Write the value after it; one of that name is written {word}={value}."
+            need(value not in takes_value, word, "a value", f"the option {value}", fix)
         return super().parse_args(ctx, args)
 
 
@@ -142,9 +137,9 @@ def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[
 def read_numbers(option: str, text: str) -> list[int]:
     """Whole numbers separated by commas; none if the text is empty."""
     parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
-        raise InputError(option, expected=expected, given=repr(text), fix=fix)
+    expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
+    fits = all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
+    need(fits, option, expected, repr(text), fix)
     return [int(part) for part in parts]
 
 

@@ -31,7 +31,7 @@ from loopinterp.cli.shared import (
     spell_run,
     study_options,
 )
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.core.progress import showing
 
 
@@ -281,13 +281,8 @@ def zoo(
     package.
     """
     if name is None:
-        if out is not None:
-            raise InputError(
-                "NAME",
-                expected="the model to copy",
-                given="--out alone",
-                fix="Say which one: `loopinterp zoo` lists them.",
-            )
+        fix = "Say which one: `loopinterp zoo` lists them."
+        need(out is None, "NAME", "the model to copy", "--out alone", fix)
         table = loopinterp.list_pretrained()
         text = f"{table!r}\nCard of one: loopinterp zoo NAME"
         print_document(table.reset_index().to_dict("records"), text, as_json)

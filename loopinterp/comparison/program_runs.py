@@ -129,22 +129,15 @@ class Prediction(ShortRepr):
 
     def _second(self, rows: Any) -> list[Intervention]:
         pairs = self.pairs[rows]
-        second, interventions = pairs.second, []
+        second = pairs.second
         if second is None:
-            return interventions
+            return []
         delay = second.loop - pairs.loop
-        # [pair, 1] against [pos]: where the second interchange is made.
-        position = (second.position - self.program_offset.offset).clamp(min=0)[:, None]
-        n_pos = pairs.inputs.shape[1]
-        here = position == torch.arange(n_pos, device=position.device)
-        at = self._program_loop(second.source_loop[:, None]), second.source[:, None], position
-        for after in delay[second.made & (delay <= self.steps)].unique().tolist():
-            mask = (second.made & (delay == after))[:, None] & here
-            for name in self._names:
-                # [pair, 1], spread over all positions: the mask leaves one of them.
-                values = self.trace.variables[name][at].expand(-1, n_pos).contiguous()
-                interventions.append(Intervention(name, after, values, mask))
-        return interventions
+        position = (second.position - self.program_offset.offset).clamp(min=0)
+        at = self._program_loop(second.source_loop), second.source, position
+        values = {name: self.trace.variables[name][at] for name in self._names}
+        made = second.made & (delay <= self.steps)
+        return Intervention.of_rows(values, position, delay, made, pairs.inputs.shape[1])
 
     def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         # The program is at its first loop before that.

@@ -28,6 +28,10 @@ class InputError(ValueError):
         self.what, self.expected, self.given, self.fix = what, expected, given, fix
         super().__init__(f"{what}: expected {expected}, got {given}. {fix}")
 
+    def renamed(self, what: str) -> InputError:
+        """The same error of the same class, with another name of what it is about."""
+        return type(self)(what, expected=self.expected, given=self.given, fix=self.fix)
+
 
 def _cut(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
@@ -122,9 +126,8 @@ def check_choice(
 
 
 def check_new_name(what: str, name: str, known: Collection[str]) -> None:
-    if name in known:
-        expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
-        raise InputError(what, expected=expected, given=repr(name), fix=fix)
+    expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
+    need(name not in known, what, expected, repr(name), fix)
 
 
 def check_integer(

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopinterp import __version__
-from loopinterp.core.errors import CheckpointError
+from loopinterp.core.errors import CheckpointError, need
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
     digest_tensors,
@@ -40,16 +40,16 @@ _RUN, _LINES, _METRICS = "loopinterp.run", "loopinterp.metrics.lines", "loopinte
 
 
 class Mismatch(Enum):
-    """Why a file in a run's folder is not, or may not be, the run's."""
+    """Why a file in a run's folder is not, or may not be, the run's: a clause after its name."""
 
-    OTHER_RUN = "other run"
-    OTHER_WEIGHTS = "other weights"
-    UNKNOWN_MODEL = "unknown model"
-    UNSEALED = "unsealed"
-    LINES_MISSING = "lines missing"
-    LINES_CHANGED = "lines changed"
-    STEPS_OUT_OF_ORDER = "steps out of order"
-    STEPS_BEYOND = "steps beyond the last"
+    OTHER_RUN = "is of a run of another configuration"
+    OTHER_WEIGHTS = "is of other weights than the run has now"
+    UNKNOWN_MODEL = "does not name its model"
+    UNSEALED = "does not name its run, as an earlier version wrote it"
+    LINES_MISSING = "has fewer lines than the run wrote"
+    LINES_CHANGED = "has other lines than the run wrote"
+    STEPS_OUT_OF_ORDER = "has lines whose steps do not go up evenly"
+    STEPS_BEYOND = "has lines of later steps than the run has"
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,6 @@ def check_steps(steps: Sequence[object], last: object, *, even: bool = False) ->
     return Mismatch.STEPS_BEYOND if beyond else None
 
 
-def spell_mismatch(mismatch: Mismatch) -> str:
-    """A clause to follow the file's name."""
-    return {
-        Mismatch.OTHER_RUN: "is of a run of another configuration",
-        Mismatch.OTHER_WEIGHTS: "is of other weights than the run has now",
-        Mismatch.UNKNOWN_MODEL: "does not name its model",
-        Mismatch.UNSEALED: "does not name its run, as an earlier version wrote it",
-        Mismatch.LINES_MISSING: "has fewer lines than the run wrote",
-        Mismatch.LINES_CHANGED: "has other lines than the run wrote",
-        Mismatch.STEPS_OUT_OF_ORDER: "has lines whose steps do not go up evenly",
-        Mismatch.STEPS_BEYOND: "has lines of later steps than the run has",
-    }[mismatch]
-
-
 CONFIG = "config.json"  # a folder with this file is a run
 IN_MEMORY = "in_memory"  # entry of config.json for a model whose weights are elsewhere
 MADE = "made.json"
@@ -148,11 +134,11 @@ MADE = "made.json"
 def read_run_config(folder: str | Path) -> dict[str, Any]:
     """The ``config.json`` of a run."""
     path = Path(folder) / CONFIG
-    if not os.path.isfile(path):  # which takes any name
-        got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
-        expected = "a folder written by `loopinterp train`, `compile` or `demo`"
-        fix = f"Check the path, or train: loopinterp train --task addition --out {folder}"
-        raise CheckpointError(f"run {folder}", expected=expected, given=got, fix=fix)
+    got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
+    expected = "a folder written by `loopinterp train`, `compile` or `demo`"
+    fix = f"Check the path, or train: loopinterp train --task addition --out {folder}"
+    there = os.path.isfile(path)  # which takes any name
+    need(there, f"run {folder}", expected, got, fix, error=CheckpointError)
     config = read_json_object(path)
     try:
         json.dumps(config, ensure_ascii=False).encode()

@@ -163,8 +163,7 @@ def _explain(error: ValidationError, cls: type) -> InputError:
     path, value = _dotted(names), fault["input"]
     raised = fault.get("ctx", {}).get("error")
     if isinstance(raised, InputError):  # by a check of ours, which knows the setting's own name
-        what = f"{path}.{raised.what}" if path else raised.what
-        return type(raised)(what, expected=raised.expected, given=raised.given, fix=raised.fix)
+        return raised.renamed(f"{path}.{raised.what}" if path else raised.what)
     if fault["type"] in _UNKNOWN:
         owner = _dotted(names[:-1]) or cls.__name__
         known = _schema(cls, names[:-1]).get("properties", {})

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.errors import CheckpointError, InputError, need
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,13 +239,10 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
 
 def _refuse_pickle(path: Path, head: bytes) -> None:
     pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"  # or torch.save's zip
-    if (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
-        raise CheckpointError(
-            f"file {path}",
-            expected="a safetensors file",
-            given="a pickle (torch.save), which can run any code when it is loaded",
-            fix="Load it in a place you trust and save it again with save_pretrained.",
-        )
+    pickled = (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}
+    got = "a pickle (torch.save), which can run any code when it is loaded"
+    fix = "Load it in a place you trust and save it again with save_pretrained."
+    need(not pickled, f"file {path}", "a safetensors file", got, fix, error=CheckpointError)
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -322,9 +319,8 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
         except OSError as error:  # some network file systems: better unlocked than not at all
             warnings.warn(f"{what} is not locked against a second writer: {error}", stacklevel=3)
             locked = True
-        if not locked:
-            got = "another one now"
-            raise InputError(what, expected="one writer at a time", given=got, fix=fix)
+        got = "another one now"
+        need(locked, what, "one writer at a time", got, fix)
         yield
     finally:
         os.close(handle)
@@ -348,14 +344,9 @@ def need_writable(path: str | Path) -> None:
         inside = path.resolve().is_relative_to(Path(__file__).resolve().parent.parent)
     except (OSError, ValueError, RuntimeError):  # no path at all: opening it will say so
         return
-    if inside:
-        raise InputError(
-            f"output {path}",
-            expected="a place outside the package, which is only read",
-            given="one inside it",
-            fix="Copy the model first: loopinterp zoo NAME --out FOLDER, or "
-            "loopinterp.zoo.pretrained_run(NAME, FOLDER).",
-        )
+    expected = "a place outside the package, which is only read"
+    copy = "loopinterp zoo NAME --out FOLDER, or loopinterp.zoo.pretrained_run(NAME, FOLDER)"
+    need(not inside, f"output {path}", expected, "one inside it", f"Copy the model first: {copy}.")
 
 
 @contextmanager

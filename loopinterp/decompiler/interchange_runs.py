@@ -158,8 +158,8 @@ class InterchangeTrajectories(ShortRepr):
         return self.clean, self.changed
 
     def without_states(self) -> InterchangeTrajectories:
-        parts = (replace(part, states=part.states[..., :0]) for part in self.both)
-        return replace(self, **dict(zip(("clean", "changed"), parts)))
+        clean, changed = (replace(part, states=part.states[..., :0]) for part in self.both)
+        return replace(self, clean=clean, changed=changed)
 
     @cached_property
     def natural(self) -> Int[Tensor, "time pair pos"]:

@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 
 from loopinterp.core.errors import need
+from loopinterp.decompiler.expression_search import Atom, shortest_expression
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
-from loopinterp.programs.expression_search import Atom, shortest_expression
 from loopinterp.programs.expressions import Tokens, TokMap, postorder
 from loopinterp.programs.language import full, shift_right, tok_map, tokens, var
 from loopinterp.programs.program import Linear, LoopProgram
@@ -38,14 +38,13 @@ def program_of(
     table: TransitionTable,
     task: Task,
     *,
-    n_loops: RequiredLoops | None = None,
     name: str = "decompiled",
     readable: bool = True,
 ) -> LoopProgram:
     """The table as a program that reads the tokens of a task.
 
     Args:
-        n_loops: T(n); by default the task's, which must be linear.
+        task: Its T(n) must be linear.
         readable: Whether to look for the shortest code of a small table; else write plain tables.
     """
     readable = readable and len(table.cells) <= 14
@@ -77,7 +76,7 @@ def program_of(
         prepare=prepare,
         step=step,
         finish=finish,
-        n_loops=_loop_count(task) if n_loops is None else n_loops,
+        n_loops=_loop_count(task),
         doc="Read off a model.",
         task_settings=known[0].task_settings if known else {},
     )
@@ -337,7 +336,7 @@ class _Writer:
             return self._written(name, [(token, -1) for token in by_token], [*by_token.values()])
         left = torch.tensor([left for left, _ in starts])
         of_left = [
-            Atom(shift_right(word, 1, default=0), _applied(word, left).where(left >= 0, 0))
+            (shift_right(word, 1, default=0), _applied(word, left).where(left >= 0, 0))
             for word in (self.words or {}).values()
         ]
         key = shift_right(tokens + 1, 1, default=0), (left + 1).tolist(), int(left.max()) + 2
@@ -366,8 +365,8 @@ class _Writer:
         if left is not None:
             keys.append((left[0], torch.tensor(left[1]), left[2]))
         if self.words is not None:
-            of_token = [Atom(word, _applied(word, token)) for word in self.words.values()]
-            of_keys = [Atom(x, each) for x, each, _ in keys[1:]]
+            of_token = [(word, _applied(word, token)) for word in self.words.values()]
+            of_keys = [(x, each) for x, each, _ in keys[1:]]
             shortest = shortest_expression(torch.tensor(values), [*of_keys, *atoms, *of_token])
             if shortest is not None:
                 return shortest

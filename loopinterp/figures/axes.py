@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.colors import hex_to_rgb
 from plotly.subplots import make_subplots
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import need
 from loopinterp.core.intervals import ENDS, ESTIMATE
 from loopinterp.core.text import ShortRepr
 
@@ -128,13 +128,10 @@ class Series(ShortRepr):
         ``style`` holds ``control``, ``colour`` or ``markers``.
         """
         along = [axis for axis in values.dims if axis != ESTIMATE]
-        if len(along) != 1:
-            raise InputError(
-                f"line {name!r}",
-                expected=f"values along one axis (and {ESTIMATE!r})",
-                given=f"values along {dict(values.sizes)}",
-                fix="Select along the others, or use Series.each.",
-            )
+        expected = f"values along one axis (and {ESTIMATE!r})"
+        got = f"values along {dict(values.sizes)}"
+        fix = "Select along the others, or use Series.each."
+        need(len(along) == 1, f"line {name!r}", expected, got, fix)
         x = values[along[0]].values
         if ESTIMATE not in values.dims:
             return cls(name, x, values.values, **style)
@@ -174,8 +171,7 @@ def panel_figure(
     titles: Sequence[str], columns: int, *, panel_height: int, square: bool = False
 ) -> go.Figure:
     """Empty axes in a grid; ``layout.meta`` lets the report adapt it to its width."""
-    if not titles:
-        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
+    need(titles, "panels", "at least one", "none", "Give one.")
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
     # Cells of the grid that hold a panel, [row, column]; the last row may be short.

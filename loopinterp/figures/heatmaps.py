@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.figures.axes import (
     PALETTE,
     SCALES,
@@ -55,17 +55,13 @@ def heatmap_panels(
         overlay: A line over the panel of that title.
         marks: Named points (column, row) on every panel.
     """
-    if not panels:
-        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
+    need(panels, "panels", "at least one", "none", "Give one.")
     first = next(iter(panels.values()))
+    expected = f"values [row, column], along the axes {dict(first.sizes)} of the first"
     for title, values in panels.items():
-        if values.ndim != 2 or values.dims != first.dims or values.shape != first.shape:
-            raise InputError(
-                f"heat map {title!r}",
-                expected=f"values [row, column], along the axes {dict(first.sizes)} of the first",
-                given=f"values along {dict(values.sizes)}",
-                fix="Select or transpose them.",
-            )
+        fits = len(first.dims) == 2 and [*values.sizes.items()] == [*first.sizes.items()]
+        got = f"values along {dict(values.sizes)}"
+        need(fits, f"heat map {title!r}", expected, got, "Select or transpose them.")
     (y_axis, x_axis), (y, x) = first.dims, (first[axis].values for axis in first.dims)
     x_title = axis_title(x_axis) if x_title is None else x_title
     y_title = axis_title(y_axis) if y_title is None else y_title
@@ -155,10 +151,9 @@ def loop_slider_figure(
 
     ``values`` are shares [loop, panel, row, column]; coordinates of the second axis are the titles.
     """
-    if values.ndim != 4:
-        expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
-        fix = "Select or stack the other axes."
-        raise InputError("values", expected=expected, given=given, fix=fix)
+    expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
+    fix = "Select or stack the other axes."
+    need(values.ndim == 4, "values", expected, given, fix)
     loop_axis, panel_axis = values.dims[:2]
     titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from pydantic import Field
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import check_choice, need
 from loopinterp.figures.circuit_graph import CircuitGraph, figure_markup
 
 _TITLE = 34  # pixels of a title
@@ -70,12 +70,8 @@ def save_figure(
     if kind == ".html":
         figure.write_html(path, include_plotlyjs=True)
         return path
-    if importlib.util.find_spec("kaleido") is None:
-        raise InputError(
-            "path",
-            expected="an .html file, as kaleido is not installed",
-            given=str(path),
-            fix="Install it with: pip install kaleido.",
-        )
+    expected = "an .html file, as kaleido is not installed"
+    fix = "Install it with: pip install kaleido."
+    need(importlib.util.find_spec("kaleido"), "path", expected, str(path), fix)
     figure.write_image(path, width=width, scale=2 if kind == ".png" else 1)
     return path

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from markupsafe import Markup
 
 from loopinterp.core.results import Finding, Result, findings_of
-from loopinterp.figures.circuit_graph import security_policy
+from loopinterp.figures.circuit_graph import script_json, security_policy
 from loopinterp.models.run_inputs import refuse
 from loopinterp.pages.assets import page_script, read_asset
 
@@ -258,6 +259,6 @@ def page_data(result: Exploration) -> dict[str, Any]:
     }
 
 
-def page_json(result: Exploration) -> str:
+def page_json(result: Exploration) -> Markup:
     """:func:`page_data` as ASCII JSON that is safe inside a script tag."""
-    return json.dumps(page_data(result), separators=(",", ":")).replace("<", "\\u003c")
+    return script_json(json.dumps(page_data(result), separators=(",", ":")))

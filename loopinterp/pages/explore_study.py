@@ -10,7 +10,7 @@ import torch
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import HookError, InputError
+from loopinterp.core.errors import HookError, need
 from loopinterp.core.results import study
 from loopinterp.core.settings import Seed
 from loopinterp.lenses.fitted_lens import FittedLens, layer_hooks, places
@@ -104,7 +104,7 @@ def explore(
     need_model(model)
     name, n_loops = check_lens(lens), loops_of_lens(lens, n_loops)
     batches = _batches(model, data, n_loops, {"n": n, "batch_size": batch_size, "seed": seed})
-    chosen_programs = [get_program(p) if isinstance(p, str) else p for p in programs]
+    chosen_programs = [get_program(p) for p in programs]
     drawn = sum(map(len, batches))
     described = describe_model(model)
     options = {"lens": name, "examples": examples, "drawn": drawn}
@@ -154,14 +154,10 @@ def _batches(
     else:
         batches = as_batches(data, **how_drawn)
     batches = [examples_for(model, batch.to(device_of(model))) for batch in batches]
-    for batch in batches:
-        if len(lengths := batch.n_loops.unique().tolist()) != 1:
-            raise InputError(
-                "data",
-                expected="examples of one length in each batch",
-                given=f"examples that are asked for after {lengths} loops",
-                fix="Sample them with one n, and pass several batches as a list.",
-            )
+    fix = "Sample them with one n, and pass several batches as a list."
+    for lengths in (batch.n_loops.unique().tolist() for batch in batches):
+        got = f"examples that are asked for after {lengths} loops"
+        need(len(lengths) == 1, "data", "examples of one length in each batch", got, fix)
     return batches
 
 

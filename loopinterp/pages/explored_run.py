@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import need
 from loopinterp.dynamics.geometry import principal_axes
 from loopinterp.dynamics.measures import relative_residual
 from loopinterp.pages.exploration import NOT_SAID, Exploration
@@ -160,13 +160,10 @@ def _plane(
         shares = [*principal.explained.tolist(), 0.0][:2]
         names = [f"principal component {k + 1} ({p:.0%})" for k, p in enumerate(shares)]
         return principal.mean, axes, names
-    if directions.shape != (2, states.shape[-1]):
-        raise InputError(
-            "plane",
-            expected=f"two directions, of shape {[2, states.shape[-1]]}",
-            given=str(list(directions.shape)),
-            fix="Pass the first two rows of a subspace.",
-        )
+    fits = directions.shape == (2, states.shape[-1])
+    expected = f"two directions, of shape {[2, states.shape[-1]]}"
+    fix = "Pass the first two rows of a subspace."
+    need(fits, "plane", expected, str(list(directions.shape)), fix)
     return torch.zeros_like(states[0]), directions.to(states), ["direction 1", "direction 2"]
 
 

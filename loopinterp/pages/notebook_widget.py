@@ -14,7 +14,7 @@ from pydantic import NonNegativeInt
 from loopinterp.comparison import Prediction
 from loopinterp.comparison.program_runs import SILENT
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer, need
 from loopinterp.core.results import study
 from loopinterp.interventions import InterchangePairs, InterchangeRun
 from loopinterp.models.iteration import bind
@@ -72,20 +72,12 @@ def explore_change(
     check_integer("pos", pos, least=0, most=n_pos - 1)
     source = source if put_in == "interchange" else 0
     check_integer("source", source, least=0, most=len(batch) - 1)
-    if batch.inputs.ndim != 2:
-        raise InputError(
-            "batch",
-            expected="tokens [batch, pos], as the interchange engine reads them",
-            given=f"inputs of shape {list(batch.inputs.shape)}",
-            fix="Use a task of tokens.",
-        )
-    if put_in == "mean" and len(batch) < 2:
-        raise InputError(
-            "put_in",
-            expected="the mean over two examples or more",
-            given="one example, whose own state that is",
-            fix="Pass more examples, or put in zeros.",
-        )
+    expected = "tokens [batch, pos], as the interchange engine reads them"
+    got = f"inputs of shape {list(batch.inputs.shape)}"
+    need(batch.inputs.ndim == 2, "batch", expected, got, "Use a task of tokens.")
+    expected, got = "the mean over two examples or more", "one example, whose own state that is"
+    fix = "Pass more examples, or put in zeros."
+    need(put_in != "mean" or len(batch) > 1, "put_in", expected, got, fix)
     described = {"loop": loop, "pos": pos, "put_in": put_in, "source": source}
     with study(0, model=describe_model(model), **described) as watch:
         # One pair: the first example, given the state of another at one place.
@@ -224,7 +216,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        chosen = [get_program(p) if isinstance(p, str) else p for p in programs]
+        chosen = [get_program(p) for p in programs]
         self._model, self._programs = model, chosen
         self._options: dict[str, Any] = {"programs": chosen, "examples": examples, "seed": seed}
         batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
@@ -263,13 +255,10 @@ class ExplorerWidget(anywidget.AnyWidget):
             source: Number of the example whose state an interchange takes.
         """
         last = len(self._batch) - 1
-        if example > last or (value == "interchange" and source > last):
-            raise InputError(
-                "example and source",
-                expected=f"two of the {last + 1} that are shown, from 0 on",
-                given=f"{example} and {source}",
-                fix="An interchange takes two: draw more examples.",
-            )
+        shown = example <= last and (value != "interchange" or source <= last)
+        expected = f"two of the {last + 1} that are shown, from 0 on"
+        fix = "An interchange takes two: draw more examples."
+        need(shown, "example and source", expected, f"{example} and {source}", fix)
         # The mean is over all shown; an interchange needs the source alone.
         others = [k for k in range(last + 1) if k != example]
         rows = [example, *(others if value == "mean" else [min(source, last)])]
@@ -302,13 +291,8 @@ class ExplorerWidget(anywidget.AnyWidget):
             elif content.get("kind") == "put in":
                 names = ("loop", "pos", "value", "example", "source")
                 missing = [name for name in names if name not in content]
-                if missing:
-                    raise InputError(
-                        "message",
-                        expected=", ".join(names),
-                        given=f"one without {', '.join(missing)}",
-                        fix="Say where, and what.",
-                    )
+                got = f"one without {', '.join(missing)}"
+                need(not missing, "message", ", ".join(names), got, "Say where, and what.")
                 self.put_in(**{name: content[name] for name in names})
             elif content.get("kind") == "back":
                 self.changed = {}

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from loopinterp.compiler.figures import draw
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.core.results import Figure, Result
 from loopinterp.core.storage import write_bytes
 from loopinterp.figures import LinePanel, Series, bars_with_intervals, line_panels
@@ -102,14 +102,10 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
         InputError: If there is no result, or ``out`` is no earlier page.
     """
     fix = "Pass {'name': result}."
-    if not results:
-        raise InputError("results", expected="at least one", given="none", fix=fix)
-    for name, result in results.items():
-        if not isinstance(result, Result):
-            kind = f"a {type(result).__name__}"
-            raise InputError(
-                f"result {name!r}", expected="what a study returns", given=kind, fix=fix
-            )
+    need(results, "results", "at least one", "none", fix)
+    for name, x in results.items():
+        kind = f"a {type(x).__name__}"
+        need(isinstance(x, Result), f"result {name!r}", "what a study returns", kind, fix)
     out = need_page(out)
     write_bytes(out, render_report(RunRecord(name=title, results=results)).encode(errors="replace"))
     return out
@@ -364,13 +360,9 @@ def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
         InputError: For fewer than two different runs, or if ``out`` is no earlier page.
     """
     folders = [Path(run) for run in runs]
-    if len({folder.resolve() for folder in folders}) < max(len(folders), 2):
-        raise InputError(
-            "runs",
-            expected="two or more, each once",
-            given=", ".join(map(str, folders)) or "none",
-            fix="Name the folders of the runs to compare.",
-        )
+    enough = len({folder.resolve() for folder in folders}) >= max(len(folders), 2)
+    got, fix = ", ".join(map(str, folders)) or "none", "Name the folders of the runs to compare."
+    need(enough, "runs", "two or more, each once", got, fix)
     out = need_page(out)
     records: dict[str, RunRecord] = {}
     for record in map(read_run, folders):
@@ -389,7 +381,7 @@ def _render(records: dict[str, RunRecord]) -> str:
         for name, result in record.results.items():
             if run not in explorers and isinstance(result, Exploration):
                 with noting(problems[run], Trouble.RESULT_VALUES, name):
-                    explorers[run] = Markup(page_json(result))
+                    explorers[run] = page_json(result)
     facts = {run: facts_of(record.results) for run, record in records.items()}
     undrawn: list[Problem] = []
     figures = figure_views(compared_figures(tables["curves"], runs), undrawn, count(1))

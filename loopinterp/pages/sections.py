@@ -281,7 +281,7 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
     for name in sorted(record.results, key=lambda name: (order.get(name, len(order)), name)):
         result = record.results[name]
         with noting(problems, Trouble.RESULT_VALUES, name):
-            explorers = [Markup(page_json(result))] if isinstance(result, Exploration) else []
+            explorers = [page_json(result)] if isinstance(result, Exploration) else []
             shown.append(_Shown(name, result.findings(), result.figures(), explorers))
     evidence = evidence_by_name(record.results, problems)
     views = []

@@ -178,6 +178,23 @@ class Intervention(ShortRepr):
     values: Int[Tensor, "batch pos"]  # int64
     mask: Bool[Tensor, "batch pos"] | None = None  # where to set them; None is everywhere
 
+    @classmethod
+    def of_rows(
+        cls,
+        values: Mapping[str, Int[Tensor, " row"]],
+        position: Int[Tensor, " row"],
+        loop: Int[Tensor, " row"],
+        made: Bool[Tensor, " row"],
+        n_pos: int,
+    ) -> list[Intervention]:
+        """Where ``made``, the variables of one position are set; each row has its own loop."""
+        here = made[:, None] & (position[:, None] == torch.arange(n_pos, device=position.device))
+        return [
+            cls(name, at, x[:, None].expand_as(here).contiguous(), here & (loop == at)[:, None])
+            for at in loop[made].unique().tolist()
+            for name, x in values.items()
+        ]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace(ShortRepr):

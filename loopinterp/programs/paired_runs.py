@@ -183,24 +183,16 @@ class _OneRun:
             state[name][rows, position] = x[
                 interchanges.source_loop + self.shift, interchanges.source, position
             ]
-        # The second interchanges, those of each delay together.
-        second, delay = interchanges.second_loop, interchanges.second_loop - interchanges.loop
-        second_position = interchanges.second_position - self.offset
-        every, interventions = torch.arange(self.inputs.shape[1]), []
-        for after in delay[second != NO_LOOP].unique().tolist():
-            now = (second != NO_LOOP) & (delay == after)
-            mask = now[:, None] & (second_position[:, None] == every)
-            for name, x in variables.items():
-                source_loop = interchanges.second_source_loop + self.shift
-                source = x[source_loop, interchanges.second_source, second_position]
-                values = source[:, None].expand(-1, len(every)).contiguous()
-                interventions.append(Intervention(name, after, values, mask))
+        place, second = interchanges.second_position - self.offset, interchanges.second_loop
+        at = interchanges.second_source_loop + self.shift, interchanges.second_source, place
+        values, delay = {name: x[at] for name, x in variables.items()}, second - interchanges.loop
+        n_pos = self.inputs.shape[1]
         # A step knows no loop number, so interventions at different loops go on together.
         run = self.program.run(
             self.inputs[interchanges.base],
             n_loops=n_loops,
             variables=state,
-            interventions=interventions,
+            interventions=Intervention.of_rows(values, place, delay, second != NO_LOOP, n_pos),
         )
         reads = loop + torch.arange(n_loops + 1)[:, None]  # [delay, row]
         clean = self.trace.outputs[reads.clamp(max=len(self.trace.outputs) - 1), interchanges.base]

@@ -13,7 +13,7 @@ from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import join, need_form, read_strings
 from loopinterp.tasks.sampling import Sampler, check_digits, check_tokens, inside, integers
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of, or_text, spell
+from loopinterp.tasks.task import IGNORE, Batch, or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -145,7 +145,7 @@ class PHop(Sampler):
 
     def _check_form(self, inputs: Batch | Tensor) -> Tensor:
         """The tokens, if each row is p, symbols, and PAD."""
-        tokens = check_tokens(inputs_of(inputs), self.d_vocab)
+        tokens = check_tokens(inputs, self.d_vocab)
         real = tokens[:, 1:] < self.n_symbols
         says_p = (tokens[:, :1] >= self.n_symbols) & (tokens[:, :1] < self.d_vocab - 1)
         padded = tokens[:, 1:] == self.d_vocab - 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.tasks.abacus import DecimalOperands
 from loopinterp.tasks.addition import BOS, Addition, Multiplication, TokenAddition
 from loopinterp.tasks.chess import SYMBOLS as PIECES
@@ -53,13 +53,10 @@ def typed_example(task: Task, text: str) -> Batch:
         ['101 + 011 = 1000']
     """
     words = token_words(task)
-    if words is None and task.d_vocab is None:
-        raise InputError(
-            "example",
-            expected="a task that reads tokens",
-            given=f"{task.name}, which reads {task.d_features} numbers a position",
-            fix="Pass its inputs to explore() as a tensor.",
-        )
+    tokens = words is not None or task.d_vocab is not None
+    got = f"{task.name}, which reads {task.d_features} numbers a position"
+    fix = "Pass its inputs to explore() as a tensor."
+    need(tokens, "example", "a task that reads tokens", got, fix)
     shown = _shown_example(task, text)
     if shown is not None:
         return shown
@@ -145,8 +142,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
             )
         tokens.append(token)
         at += len(words[token])
-    if not tokens:
-        raise InputError("example", expected="a token", given="none", fix="Write one.")
+    need(tokens, "example", "a token", "none", "Write one.")
     return tokens
 
 

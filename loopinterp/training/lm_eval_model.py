@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from torch.nn.utils.rnn import pad_sequence
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, need
 from loopinterp.models.generation import stream_tokens
 from loopinterp.models.protocol import device_of, need_causal
 from loopinterp.models.run import HookedRun
@@ -52,13 +52,7 @@ def lm_eval_model(
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
     class LoopedLM(LanguageScores, LM):
-        def __init__(self, *settings: Any) -> None:
-            LM.__init__(self)
-            LanguageScores.__init__(self, *settings)
-
-        @property
-        def device(self) -> torch.device:
-            return device_of(self.model)
+        pass
 
     return LoopedLM(model, tokenizer, n_loops, batch_size, max_length, max_new_tokens)
 
@@ -75,6 +69,7 @@ class LanguageScores:
         max_length: int | None,
         max_new_tokens: int,
     ) -> None:
+        super().__init__()  # lm-eval's model
         need_causal(model)
         context = getattr(model.config, "n_ctx", None)
         if max_length is not None and context is not None and max_length > context:
@@ -85,10 +80,13 @@ class LanguageScores:
         self.max_length = max_length or context
         ends = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
         known = [token for token in ends if token is not None]
-        if not known:
-            expected, fix = "one with bos_token_id or eos_token_id", "Set one of them."
-            raise InputError("tokenizer", expected=expected, given="neither", fix=fix)
+        expected, fix = "one with bos_token_id or eos_token_id", "Set one of them."
+        need(known, "tokenizer", expected, "neither", fix)
         self.first, self.stop = known[0], known[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
 
     @property
     def tokenizer_name(self) -> str:
@@ -122,9 +120,9 @@ class LanguageScores:
         bare = context.rstrip()
         before = self._tokens(bare) if bare else []
         scored = self._tokens(context + continuation)[len(before) :]
-        if self.max_length and len(scored) > self.max_length:
-            expected, fix = f"continuations of at most {self.max_length} tokens", "Skip the task."
-            raise InputError("requests", expected=expected, given=str(len(scored)), fix=fix)
+        expected, fix = f"continuations of at most {self.max_length} tokens", "Skip the task."
+        fits, got = len(scored) <= (self.max_length or len(scored)), str(len(scored))
+        need(fits, "requests", expected, got, fix)
         return before or [self.first], scored
 
     def _parts(self, tokens: list[int]) -> Iterator[_Scored]:
@@ -156,10 +154,9 @@ class LanguageScores:
         n_new = int(settings.get("max_gen_toks") or self.max_new_tokens)
         prompt = self._tokens(context) or [self.first]
         if self.max_length:
-            if n_new >= self.max_length:
-                expected = f"fewer new tokens than max_length={self.max_length}"
-                fix = "Pass gen_kwargs={'max_gen_toks': …} to lm-eval, or max_new_tokens here."
-                raise InputError("max_gen_toks", expected=expected, given=str(n_new), fix=fix)
+            expected = f"fewer new tokens than max_length={self.max_length}"
+            fix = "Pass gen_kwargs={'max_gen_toks': …} to lm-eval, or max_new_tokens here."
+            need(n_new < self.max_length, "max_gen_toks", expected, str(n_new), fix)
             prompt = prompt[n_new - self.max_length :]
         options: dict[str, Any] = {"temperature": 0.0}
         if settings.get("do_sample"):

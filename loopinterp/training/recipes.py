@@ -17,6 +17,7 @@ from loopinterp.core.errors import (
     InputError,
     UnknownKeyError,
     check_choice,
+    need,
     unknown_name,
 )
 from loopinterp.core.settings import Seed, flatten_settings, settings
@@ -157,8 +158,7 @@ def get_recipe(name: str) -> Recipe:
     try:
         return Recipe.from_dict(read_json_object(file))
     except ConfigError as error:
-        texts = {"expected": error.expected, "given": error.given, "fix": error.fix}
-        raise ConfigError(f"{error.what} of {file.name}", **texts) from error
+        raise error.renamed(f"{error.what} of {file.name}") from error
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
@@ -198,9 +198,8 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
     for setting in settings:
         key, equals, text = setting.partition("=")
         *parents, last = path = key.strip().split(".")
-        if not equals or not last:
-            what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
-            raise ConfigError(what, expected="key=value", given=repr(setting), fix=fix)
+        what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
+        need(equals and last, what, "key=value", repr(setting), fix, error=ConfigError)
         # The names of a task's own settings are checked by the task.
         if ".".join(path) not in known and parents != ["task_settings"]:
             raise _unknown_key(".".join(path), known)

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.errors import CheckpointError, InputError, need
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import (
     CONFIG,
@@ -21,7 +21,6 @@ from loopinterp.core.run_files import (
     Seal,
     check_lines,
     read_run_config,
-    spell_mismatch,
 )
 from loopinterp.core.storage import (
     digest_tensors,
@@ -213,7 +212,7 @@ class Run(ShortRepr):
         checkpoint = Seal.of_file(self.folder / CHECKPOINT)  # written before the model beside it
         if seal is None:
             text = (
-                f"{path} {spell_mismatch(Mismatch.UNSEALED)}: these may be the weights of another "
+                f"{path} {Mismatch.UNSEALED.value}: these may be the weights of another "
                 "run. To seal the run, call the training into its folder again."
             )
             warnings.warn(text, UnsealedRunWarning, stacklevel=2)
@@ -359,10 +358,10 @@ def given_model_config(
         raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
     need_model_of(task, model)
     rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
-    if rule.of_length is not None and rule.of_length != LoopsByLength(task):
-        expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
-        fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
-        raise InputError("loop_rule of the model", expected=expected, given=repr(rule), fix=fix)
+    expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
+    fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
+    kept = rule.of_length in (None, LoopsByLength(task))
+    need(kept, "loop_rule of the model", expected, repr(rule), fix)
     return GivenModelConfig(
         task=task.name,
         model=AdaptedModelConfig.of(model) if isinstance(model, PublishedModel) else model.config,
@@ -433,5 +432,5 @@ def parse_metrics(
             raise RunError(RunFault.DAMAGED_LINE, f"file {path}, line {number}", line=line[:40])
         rows.append(row)
     if mismatch := check_lines(lines, seal, last=last):
-        raise RunError(RunFault.OTHER_LINES, f"file {path}", mismatch=spell_mismatch(mismatch))
+        raise RunError(RunFault.OTHER_LINES, f"file {path}", mismatch=mismatch.value)
     return rows

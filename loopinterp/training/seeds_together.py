@@ -54,9 +54,7 @@ def read(trainer: Trainer) -> list[dict[str, float | int]]:
     try:
         return trainer.read()
     except InputError as error:
-        what = f"seed {trainer.config.seed}: {error.what}"
-        again = {"expected": error.expected, "given": error.given, "fix": error.fix}
-        raise InputError(what, **again) from error
+        raise error.renamed(f"seed {trainer.config.seed}: {error.what}") from error
 
 
 def _answers(

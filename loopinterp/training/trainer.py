@@ -62,11 +62,12 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     target, source = config.model, model.config
     n_bits, n_target = source.state_code or 0, target.state_code or 0
     changes = {"state_code": target.state_code, "initial_state": target.initial_state}
-    if source.replace(**changes) != target or n_bits < n_target or (n_bits > 0) != (n_target > 0):
-        expected = "a run of the same architecture, with as many bits in its state code or more"
-        got = f"one with {n_bits} bits" if n_bits < n_target else "another architecture"
-        fix = "Keep the model settings of that run; only model.state_code may be smaller."
-        raise ConfigError("start_from", expected=expected, given=got, fix=fix)
+    enough = n_bits >= n_target and (n_bits > 0) == (n_target > 0)
+    same = source.replace(**changes) == target
+    expected = "a run of the same architecture, with as many bits in its state code or more"
+    got = f"one with {n_bits} bits" if n_bits < n_target else "another architecture"
+    fix = "Keep the model settings of that run; only model.state_code may be smaller."
+    need(enough and same, "start_from", expected, got, fix, error=ConfigError)
     if n_bits == n_target:
         return model
     generator = stream(config.seed, "dropped bits")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from loopinterp.compiler import compile_program
 from loopinterp.decompiler import TransitionTable, decompile, response_times
 from loopinterp.decompiler.program_writing import Messages, program_of
-from loopinterp.programs import Linear
 from loopinterp.tasks import Addition, get_task
 from tests.decompiler.test_transition_table import INPUTS, answers, drawn
 
@@ -63,14 +62,14 @@ def test_of_inputs_that_the_table_does_not_know_nothing_is_said() -> None:
 @given(st.integers(0, 10_000))
 def test_a_program_says_what_its_table_says(seed: int) -> None:
     automaton = drawn(seed)
-    program = program_of(automaton, get_task("prefix_sum"), n_loops=Linear(), readable=False)
+    program = program_of(automaton, get_task("prefix_sum"), readable=False)
     assert torch.equal(program.trace(INPUTS, 5).outputs, answers(automaton))
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_shortest_way_to_write_it_says_the_same(seed: int) -> None:
     automaton = drawn(seed, sizes=(2, 2, 1))
-    program = program_of(automaton, get_task("prefix_sum"), n_loops=Linear())
+    program = program_of(automaton, get_task("prefix_sum"))
     assert torch.equal(program.trace(INPUTS, 5).outputs, answers(automaton))
 
 

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopinterp.decompiler.expression_search import shortest_expression
 from loopinterp.programs import tok_map, tokens, var
-from loopinterp.programs.expression_search import Atom, shortest_expression
 from loopinterp.programs.expressions import Seq, postorder
 from loopinterp.programs.interpreter import Interpreter
 
 A = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 B = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
 C = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1])
-ATOMS = [Atom(var(name), values) for name, values in zip("abc", (A, B, C))]
+ATOMS = [(var(name), values) for name, values in zip("abc", (A, B, C))]
 
 
 def evaluated(expression: Seq) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_nothing_is_longer_than_it_need_be(target: torch.Tensor, size: int) -> N
 
 def test_sums_modulo_are_found_and_a_divisor_is_a_constant() -> None:
     x, y = (torch.arange(25) // 5, torch.arange(25) % 5)
-    atoms = [Atom(var("x"), x), Atom(var("y"), y)]
+    atoms = [(var("x"), x), (var("y"), y)]
     code = "(var('x') + var('y')) % 5"
     assert repr(shortest_expression((x + y) % 5, atoms)) == code
     assert shortest_expression(x % y.clamp(min=1), atoms, largest=3) is None
@@ -50,5 +50,5 @@ def test_sums_modulo_are_found_and_a_divisor_is_a_constant() -> None:
 
 def test_words_of_tokens_are_atoms_like_others() -> None:
     word = tok_map(tokens, {3: 1}, default=0, name="generate")
-    expression = shortest_expression(A | C, [Atom(word, A), Atom(var("carry"), C)])
+    expression = shortest_expression(A | C, [(word, A), (var("carry"), C)])
     assert expression is not None and "generate" in repr(expression) and "|" in repr(expression)

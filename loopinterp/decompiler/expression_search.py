@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
@@ -23,12 +22,7 @@ from loopinterp.programs.selection import OPS
 _AT_A_TIME = 2**22  # numbers that are computed together
 # An operation on smaller expressions, each given by its size and its place there
 _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
-
-
-@dataclass(frozen=True)
-class Atom:
-    expression: Seq
-    values: Int[Tensor, " case"]
+Atom: TypeAlias = tuple[Seq, Int[Tensor, " case"]]  # an expression and its values
 
 
 def shortest_expression(
@@ -43,16 +37,16 @@ def shortest_expression(
         atoms: Expressions to build with; small constants are added.
         largest: Most atoms and operations of an expression.
     """
-    every = torch.stack([target, *(atom.values for atom in atoms)])
+    every = torch.stack([target, *(values for _, values in atoms)])
     low, top = int(every.min()), int(every.max())
     ops = ["not", "and", "or", "xor"]
     if low < 0 or top > 1:  # no truth values
         ops += ["eq", "ne", "add", "mod", "smaller", "larger", "where"]
     constants = range(min(low, 0), top + 2)
-    leaves = [*atoms, *(Atom(full(k), torch.full_like(target, k)) for k in constants)]
-    for leaf in leaves:
-        if torch.equal(leaf.values, target):
-            return leaf.expression
+    leaves = [*atoms, *((full(k), torch.full_like(target, k)) for k in constants)]
+    for expression, values in leaves:
+        if torch.equal(values, target):
+            return expression
     return _search(target, _Bank(leaves), ops, largest)
 
 
@@ -102,7 +96,7 @@ class _Bank:
     """Expressions by size, no two with equal values."""
 
     def __init__(self, leaves: Sequence[Atom]) -> None:
-        rows = torch.stack([leaf.values for leaf in leaves])
+        rows = torch.stack([values for _, values in leaves])
         # Values are compared by a random linear hash: 64 bits for some 10,000 of them.
         generator = torch.Generator().manual_seed(0)
         self._key = torch.randint(-(2**62), 2**62, rows.shape[1:], generator=generator)
@@ -110,7 +104,7 @@ class _Bank:
         distinct = self.new(rows)
         self.values: dict[int, Tensor] = {1: rows[distinct]}
         self.operations: dict[int, list[_Operation]] = {}
-        self._leaves = [leaves[k].expression for k in distinct.tolist()]
+        self._leaves = [leaves[k][0] for k in distinct.tolist()]
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
         """Rows whose values are new; they count as known afterwards."""
