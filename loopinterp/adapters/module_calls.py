@@ -314,11 +314,13 @@ class Modules:
         watched = {path: self.by_path[path] for path in watch.paths}
         with self._lock, ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
             for path in watch.blank:
-                own = vars(self.by_path[path])  # rarely with a forward beside that of its class
-                if "forward" in own:
-                    stack.callback(own.update, forward=own["forward"])
+                attributes = vars(
+                    self.by_path[path]
+                )  # rarely with a forward beside that of its class
+                if "forward" in attributes:
+                    stack.callback(attributes.update, forward=attributes["forward"])
                 else:
-                    stack.callback(own.pop, "forward")
-                own["forward"] = watch.blanked(path, self.by_path[path].forward)
+                    stack.callback(attributes.pop, "forward")
+                attributes["forward"] = watch.blanked(path, self.by_path[path].forward)
             with suppress(_Taken):
                 yield

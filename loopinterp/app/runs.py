@@ -47,9 +47,9 @@ def configure(
         ConfigError: If an option and a ``key=value`` name the same setting.
     """
     starts = {"--recipe": recipe, "--config": file, "--without-recipe": without_recipe or None}
-    given, fix = [name for name, x in starts.items() if x is not None], "Leave one of them out."
+    named, fix = [name for name, x in starts.items() if x is not None], "Leave one of them out."
     what, expected = "start of the configuration", "a recipe or a file"
-    need(len(given) < 2, what, expected, " and ".join(given), fix)
+    need(len(named) < 2, what, expected, " and ".join(named), fix)
     if file is not None:
         config = training.TrainingConfig.from_dict(read_json(file))
     elif recipe is not None:

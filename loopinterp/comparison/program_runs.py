@@ -136,8 +136,8 @@ class Prediction(ShortRepr):
         position = (second.position - self.program_offset.offset).clamp(min=0)
         at = self._program_loop(second.source_loop), second.source, position
         values = {name: self.trace.variables[name][at] for name in self._names}
-        made = second.made & (delay <= self.steps)
-        return Intervention.of_rows(values, position, delay, made, pairs.inputs.shape[1])
+        happens = second.made & (delay <= self.steps)
+        return Intervention.of_rows(values, position, delay, happens, pairs.inputs.shape[1])
 
     def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         # The program is at its first loop before that.

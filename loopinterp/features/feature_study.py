@@ -204,10 +204,10 @@ def feature_study(
             PCA: [components] * len(chosen),
             MEAN: [lambda x, mean=mean: mean.expand_as(x) for mean in means],
         }
-        run, asked = CleanRun(model, inputs[test], n_loops), scored[test]
+        run, held_out_scored = CleanRun(model, inputs[test], n_loops), scored[test]
         sites = dict(zip(chosen, names))
         by_dictionary = track(list(dictionaries.values()), "splice")
-        both = [_spliced(run, asked, sites, each) for each in by_dictionary]
+        both = [_spliced(run, held_out_scored, sites, each) for each in by_dictionary]
         # [dictionary, loop, measure, example], and without loops
         spliced, all_spliced = map(np.stack, zip(*both))
         across = _across(held_out, trained, again, chosen, generator) if trained else {}
@@ -236,7 +236,7 @@ def feature_study(
             tokens=None if inputs.is_floating_point() else inputs[test],
             component=component,
             n_examples=len(test),
-            loss_clean=float(_scores(run, asked, run.logits)[1].mean()),
+            loss_clean=float(_scores(run, held_out_scored, run.logits)[1].mean()),
             n_dead=int((~active.flatten(0, 2).any(0)).sum()),
             n_active=n_active,
         )

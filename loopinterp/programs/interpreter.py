@@ -184,14 +184,14 @@ class Intervention(ShortRepr):
         values: Mapping[str, Int[Tensor, " row"]],
         position: Int[Tensor, " row"],
         loop: Int[Tensor, " row"],
-        made: Bool[Tensor, " row"],
+        chosen: Bool[Tensor, " row"],
         n_pos: int,
     ) -> list[Intervention]:
-        """Where ``made``, the variables of one position are set; each row has its own loop."""
-        here = made[:, None] & (position[:, None] == torch.arange(n_pos, device=position.device))
+        """In ``chosen`` rows the variables of one position are set; each row has its own loop."""
+        here = chosen[:, None] & (position[:, None] == torch.arange(n_pos, device=position.device))
         return [
             cls(name, at, x[:, None].expand_as(here).contiguous(), here & (loop == at)[:, None])
-            for at in loop[made].unique().tolist()
+            for at in loop[chosen].unique().tolist()
             for name, x in values.items()
         ]
 

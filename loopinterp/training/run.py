@@ -360,8 +360,8 @@ def given_model_config(
     rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
     expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
     fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
-    kept = rule.of_length in (None, LoopsByLength(task))
-    need(kept, "loop_rule of the model", expected, repr(rule), fix)
+    is_kept = rule.of_length in (None, LoopsByLength(task))
+    need(is_kept, "loop_rule of the model", expected, repr(rule), fix)
     return GivenModelConfig(
         task=task.name,
         model=AdaptedModelConfig.of(model) if isinstance(model, PublishedModel) else model.config,
