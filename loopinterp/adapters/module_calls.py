@@ -314,9 +314,7 @@ class Modules:
         watched = {path: self.by_path[path] for path in watch.paths}
         with self._lock, ExitStack() as stack, _at_calls(watched, watch.enter, watch.leave):
             for path in watch.blank:
-                attributes = vars(
-                    self.by_path[path]
-                )  # rarely with a forward beside that of its class
+                attributes = vars(self.by_path[path])  # rarely with a forward of its own
                 if "forward" in attributes:
                     stack.callback(attributes.update, forward=attributes["forward"])
                 else:
