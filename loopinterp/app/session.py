@@ -223,10 +223,10 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> LoopedTra
 
 def _load_run(folder: str | Path) -> Run:
     name = str(folder)
-    expected, got = "the folder of a run", "the name of a model of the zoo"
-    fix = f"Call load_pretrained({name!r}), or: loopinterp zoo {name} --out {name}"
-    known = name in zoo.list_names() and not os.path.isdir(name)
-    need(not known, f"run {name}", expected, got, fix, error=CheckpointError)
+    if name in zoo.list_names() and not os.path.isdir(name):
+        expected, got = "the folder of a run", "the name of a model of the zoo"
+        fix = f"Call load_pretrained({name!r}), or: loopinterp zoo {name} --out {name}"
+        raise CheckpointError(f"run {name}", expected=expected, given=got, fix=fix)
     return Run.load(folder)
 
 

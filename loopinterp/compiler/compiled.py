@@ -81,10 +81,10 @@ class Compiled(ShortRepr):
             raise InputError("program", expected=expected, given=got, fix=fix)
         model = LoopedTransformer.from_pretrained(folder, device=device)
         widths = {d.write.shape[-1] for d in circuit.directions.values()}
-        expected = f"directions of d_model = {model.config.d_model}, as the model has"
-        got, fix = f"widths {sorted(widths)}", "Save model and circuit together again."
-        one, what = widths == {model.config.d_model}, f"circuit in {folder}"
-        need(one, what, expected, got, fix, error=CheckpointError)
+        if widths != {model.config.d_model}:
+            expected = f"directions of d_model = {model.config.d_model}, as the model has"
+            got, fix = f"widths {sorted(widths)}", "Save model and circuit together again."
+            raise CheckpointError(f"circuit in {folder}", expected=expected, given=got, fix=fix)
         return cls(model, circuit, program)
 
 

@@ -126,8 +126,9 @@ def check_choice(
 
 
 def check_new_name(what: str, name: str, known: Collection[str]) -> None:
-    expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
-    need(name not in known, what, expected, repr(name), fix)
+    if name in known:
+        expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
+        raise InputError(what, expected=expected, given=repr(name), fix=fix)
 
 
 def check_integer(

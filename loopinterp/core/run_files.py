@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopinterp import __version__
-from loopinterp.core.errors import CheckpointError, need
+from loopinterp.core.errors import CheckpointError
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
     digest_tensors,
@@ -134,11 +134,11 @@ MADE = "made.json"
 def read_run_config(folder: str | Path) -> dict[str, Any]:
     """The ``config.json`` of a run."""
     path = Path(folder) / CONFIG
-    got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
-    expected = "a folder written by `loopinterp train`, `compile` or `demo`"
-    fix = f"Check the path, or train: loopinterp train --task addition --out {folder}"
-    there = os.path.isfile(path)  # which takes any name
-    need(there, f"run {folder}", expected, got, fix, error=CheckpointError)
+    if not os.path.isfile(path):  # which takes any name
+        got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
+        expected = "a folder written by `loopinterp train`, `compile` or `demo`"
+        fix = f"Check the path, or train: loopinterp train --task addition --out {folder}"
+        raise CheckpointError(f"run {folder}", expected=expected, given=got, fix=fix)
     config = read_json_object(path)
     try:
         json.dumps(config, ensure_ascii=False).encode()

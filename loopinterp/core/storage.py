@@ -319,8 +319,9 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
         except OSError as error:  # some network file systems: better unlocked than not at all
             warnings.warn(f"{what} is not locked against a second writer: {error}", stacklevel=3)
             locked = True
-        got = "another one now"
-        need(locked, what, "one writer at a time", got, fix)
+        if not locked:
+            got = "another one now"
+            raise InputError(what, expected="one writer at a time", given=got, fix=fix)
         yield
     finally:
         os.close(handle)

@@ -151,9 +151,10 @@ def loop_slider_figure(
 
     ``values`` are shares [loop, panel, row, column]; coordinates of the second axis are the titles.
     """
-    expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
-    fix = "Select or stack the other axes."
-    need(values.ndim == 4, "values", expected, given, fix)
+    if values.ndim != 4:
+        expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
+        fix = "Select or stack the other axes."
+        raise InputError("values", expected=expected, given=given, fix=fix)
     loop_axis, panel_axis = values.dims[:2]
     titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(

@@ -142,7 +142,8 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
             )
         tokens.append(token)
         at += len(words[token])
-    need(tokens, "example", "a token", "none", "Write one.")
+    if not tokens:
+        raise InputError("example", expected="a token", given="none", fix="Write one.")
     return tokens
 
 

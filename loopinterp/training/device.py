@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from loopinterp.core.errors import ConfigError, need
+from loopinterp.core.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,12 +112,14 @@ def n_processes() -> int:
 def joined(config: TrainingConfig) -> Iterator[Processes]:
     """The processes that ``torchrun`` started, or this one alone; each takes its own GPU."""
     count = n_processes()
-    expected, got = f"an example at least for each of {count} processes", config.batch_size
-    fix = "Start fewer processes, or take larger batches."
-    need(count <= config.batch_size, "batch_size", expected, str(got), fix, error=ConfigError)
-    expected = f"cuda, of which each of {count} processes takes its own card"
-    fix, what = "Pass --device cuda.", f"device {config.device!r}"
-    need(count <= 1 or ":" not in config.device, what, expected, "one card for all", fix)
+    if count > config.batch_size:
+        expected, got = f"an example at least for each of {count} processes", config.batch_size
+        fix = "Start fewer processes, or take larger batches."
+        raise ConfigError("batch_size", expected=expected, given=str(got), fix=fix)
+    if count > 1 and ":" in config.device:
+        expected = f"cuda, of which each of {count} processes takes its own card"
+        fix, what = "Pass --device cuda.", f"device {config.device!r}"
+        raise InputError(what, expected=expected, given="one card for all", fix=fix)
     started = dist.is_available() and dist.is_initialized()
     if count > 1 and not started:
         on_cards = config.device == "cuda" or (

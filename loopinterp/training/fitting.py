@@ -316,10 +316,10 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
     old, new = map(flatten_settings, (saved.to_dict(), config.to_dict()))  # by dotted name
     for key in sorted(old.keys() | new.keys()):
-        expected = f"{old.get(key)!r}, as the run in {folder} has it"
-        fix = f"Leave {key} as it was, or train into a new folder."
-        same, got = old.get(key) == new.get(key), repr(new.get(key))
-        need(same, key, expected, got, fix, error=ConfigError)
+        if old.get(key) != new.get(key):
+            expected = f"{old.get(key)!r}, as the run in {folder} has it"
+            fix = f"Leave {key} as it was, or train into a new folder."
+            raise ConfigError(key, expected=expected, given=repr(new.get(key)), fix=fix)
 
 
 def _restore(run: Run, trainer: Trainer) -> float:

@@ -17,7 +17,6 @@ from loopinterp.core.errors import (
     InputError,
     UnknownKeyError,
     check_choice,
-    need,
     unknown_name,
 )
 from loopinterp.core.settings import Seed, flatten_settings, settings
@@ -198,8 +197,9 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
     for setting in settings:
         key, equals, text = setting.partition("=")
         *parents, last = path = key.strip().split(".")
-        what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
-        need(equals and last, what, "key=value", repr(setting), fix, error=ConfigError)
+        if not equals or not last:
+            what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
+            raise ConfigError(what, expected="key=value", given=repr(setting), fix=fix)
         # The names of a task's own settings are checked by the task.
         if ".".join(path) not in known and parents != ["task_settings"]:
             raise _unknown_key(".".join(path), known)

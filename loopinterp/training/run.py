@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.core.errors import CheckpointError, InputError, need
+from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import (
     CONFIG,
@@ -358,10 +358,10 @@ def given_model_config(
         raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
     need_model_of(task, model)
     rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
-    expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
-    fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
-    is_kept = rule.of_length in (None, LoopsByLength(task))
-    need(is_kept, "loop_rule of the model", expected, repr(rule), fix)
+    if rule.of_length is not None and rule.of_length != LoopsByLength(task):
+        expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
+        fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
+        raise InputError("loop_rule of the model", expected=expected, given=repr(rule), fix=fix)
     return GivenModelConfig(
         task=task.name,
         model=AdaptedModelConfig.of(model) if isinstance(model, PublishedModel) else model.config,

@@ -26,7 +26,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from loopinterp import __version__
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice, need
+from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import CONFIG, Owner, record_how_it_was_made
 from loopinterp.core.settings import Seed, Settings, flatten_settings, settings
@@ -198,8 +198,9 @@ def make_entry(
     folder = Path(folder)
     need_writable(folder)
     need_free_folder(folder)
-    fix = "Name its recipe."
-    need(recipe is not None or not run.is_trained, "recipe", "that of the run", "none", fix)
+    if recipe is None and run.is_trained:
+        fix = "Name its recipe."
+        raise InputError("recipe", expected="that of the run", given="none", fix=fix)
     if recipe is not None and not (run.is_trained and run.finished):
         what, got = f"run {run.folder}", f"one of {run.steps_done} steps"
         fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
