@@ -16,7 +16,7 @@ from loopinterp import models, training, zoo
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_choice, check_integer, need
 from loopinterp.core.results import SUFFIX, config_hash, load_result
-from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner
+from loopinterp.core.run_files import CONFIG, IN_MEMORY, Owner, spell_mismatch
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import (
     digest_tensors,
@@ -105,7 +105,10 @@ class Session(ShortRepr):
         """
         path = self.results / f"{name}{SUFFIX}"
         if why := self.owner.disowns(load_result(path).provenance):
-            expected, got = "a result of the model's present weights", f"one that {why.value}"
+            expected, got = (
+                "a result of the model's present weights",
+                f"one that {spell_mismatch(why)}",
+            )
             fix = f"Run the study {name!r} again."
             raise CheckpointError(f"result {name!r}", expected=expected, given=got, fix=fix)
         return path

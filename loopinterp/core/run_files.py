@@ -40,16 +40,16 @@ _RUN, _LINES, _METRICS = "loopinterp.run", "loopinterp.metrics.lines", "loopinte
 
 
 class Mismatch(Enum):
-    """Why a file in a run's folder is not, or may not be, the run's: a clause after its name."""
+    """Why a file in a run's folder is not, or may not be, the run's."""
 
-    OTHER_RUN = "is of a run of another configuration"
-    OTHER_WEIGHTS = "is of other weights than the run has now"
-    UNKNOWN_MODEL = "does not name its model"
-    UNSEALED = "does not name its run, as an earlier version wrote it"
-    LINES_MISSING = "has fewer lines than the run wrote"
-    LINES_CHANGED = "has other lines than the run wrote"
-    STEPS_OUT_OF_ORDER = "has lines whose steps do not go up evenly"
-    STEPS_BEYOND = "has lines of later steps than the run has"
+    OTHER_RUN = "other run"
+    OTHER_WEIGHTS = "other weights"
+    UNKNOWN_MODEL = "unknown model"
+    UNSEALED = "unsealed"
+    LINES_MISSING = "lines missing"
+    LINES_CHANGED = "lines changed"
+    STEPS_OUT_OF_ORDER = "steps out of order"
+    STEPS_BEYOND = "steps beyond the last"
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,20 @@ def check_steps(steps: Sequence[object], last: object, *, even: bool = False) ->
         return Mismatch.STEPS_OUT_OF_ORDER
     beyond = isinstance(last, int) and any(step > last for step in integers)
     return Mismatch.STEPS_BEYOND if beyond else None
+
+
+def spell_mismatch(mismatch: Mismatch) -> str:
+    """A clause to follow the file's name."""
+    return {
+        Mismatch.OTHER_RUN: "is of a run of another configuration",
+        Mismatch.OTHER_WEIGHTS: "is of other weights than the run has now",
+        Mismatch.UNKNOWN_MODEL: "does not name its model",
+        Mismatch.UNSEALED: "does not name its run, as an earlier version wrote it",
+        Mismatch.LINES_MISSING: "has fewer lines than the run wrote",
+        Mismatch.LINES_CHANGED: "has other lines than the run wrote",
+        Mismatch.STEPS_OUT_OF_ORDER: "has lines whose steps do not go up evenly",
+        Mismatch.STEPS_BEYOND: "has lines of later steps than the run has",
+    }[mismatch]
 
 
 CONFIG = "config.json"  # a folder with this file is a run

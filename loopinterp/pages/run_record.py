@@ -21,6 +21,7 @@ from loopinterp.core.run_files import (
     check_lines,
     check_steps,
     read_run_config,
+    spell_mismatch,
 )
 from loopinterp.core.storage import parse_json_object, read_bytes, read_json_object
 from loopinterp.core.text import ShortRepr, printable
@@ -79,7 +80,7 @@ def spell_problem(problem: Problem) -> str:
         'Line 3 of metrics.jsonl is damaged and left out.'
     """
     why = problem.detail
-    detail = why.value if isinstance(why, Mismatch) else why
+    detail = spell_mismatch(why) if isinstance(why, Mismatch) else why
     return problem.trouble.value.format(name=problem.name, detail=detail)
 
 

@@ -21,6 +21,7 @@ from loopinterp.core.run_files import (
     Seal,
     check_lines,
     read_run_config,
+    spell_mismatch,
 )
 from loopinterp.core.storage import (
     digest_tensors,
@@ -212,7 +213,7 @@ class Run(ShortRepr):
         checkpoint = Seal.of_file(self.folder / CHECKPOINT)  # written before the model beside it
         if seal is None:
             text = (
-                f"{path} {Mismatch.UNSEALED.value}: these may be the weights of another "
+                f"{path} {spell_mismatch(Mismatch.UNSEALED)}: these may be the weights of another "
                 "run. To seal the run, call the training into its folder again."
             )
             warnings.warn(text, UnsealedRunWarning, stacklevel=2)
@@ -432,5 +433,5 @@ def parse_metrics(
             raise RunError(RunFault.DAMAGED_LINE, f"file {path}, line {number}", line=line[:40])
         rows.append(row)
     if mismatch := check_lines(lines, seal, last=last):
-        raise RunError(RunFault.OTHER_LINES, f"file {path}", mismatch=mismatch.value)
+        raise RunError(RunFault.OTHER_LINES, f"file {path}", mismatch=spell_mismatch(mismatch))
     return rows
