@@ -105,12 +105,9 @@ class Session(ShortRepr):
         """
         path = self.results / f"{name}{SUFFIX}"
         if why := self.owner.disowns(load_result(path).provenance):
-            expected, got = (
-                "a result of the model's present weights",
-                f"one that {spell_mismatch(why)}",
-            )
-            fix = f"Run the study {name!r} again."
-            raise CheckpointError(f"result {name!r}", expected=expected, given=got, fix=fix)
+            what, expected = f"result {name!r}", "a result of the model's present weights"
+            got, fix = f"one that {spell_mismatch(why)}", f"Run the study {name!r} again."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         return path
 
     def length(self, n: int) -> int:
