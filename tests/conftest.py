@@ -17,6 +17,7 @@ from hypothesis import settings
 from tests import runtime_types
 from tests.warm_python import WarmPython
 
+gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
 runtime_types.install()
 torch.set_num_threads(1)
 os.environ["LOOPINTERP_PROGRESS"] = "0"  # however slow the machine, tests print nothing
@@ -43,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What is there once all tests are collected stays, so it is not looked through for garbage."""
     gc.freeze()
+    gc.enable()
 
 
 def _no_silent_skip(report: Any) -> None:
