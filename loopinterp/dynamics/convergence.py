@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import measures, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
@@ -25,6 +25,7 @@ from loopinterp.dynamics.regimes import (
     ClassifiedLoops,
     Regime,
     RegimeCriteria,
+    Regimes,
     classify_regimes,
 )
 from loopinterp.dynamics.solvers import Solver, Status
@@ -35,7 +36,7 @@ from loopinterp.models.study_examples import answered_after
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.dynamics.limits import Limits
@@ -56,6 +57,8 @@ FATES = (
 )
 """Convergence of an example ("rests") and correctness."""
 
+
+_CONVERGED = (Regime.FIXED_POINT, Regime.CONVERGED_TO_ROUNDING)
 
 _OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
 """Arrays of a run in half precision."""
@@ -132,12 +135,8 @@ class ConvergenceResult(runs.AfterLoops, Result, kind="convergence"):
 
     def settling_times(self) -> xr.DataArray:
         """``settled_at`` of tokens that converge, also to rounding; infinity elsewhere."""
-        return self._settling_times()
-
-    def _settling_times(self, run: str = "") -> xr.DataArray:
-        at, regime = self.data[f"{run}settled_at"], self.data[f"{run}regime"]
-        converged = regime.isin([Regime.FIXED_POINT, Regime.CONVERGED_TO_ROUNDING])
-        return at.astype(float).where((at >= 0) & converged, np.inf)
+        at = self.data["settled_at"]
+        return at.astype(float).where((at >= 0) & self.data["regime"].isin(_CONVERGED), np.inf)
 
     def below_threshold(self) -> xr.DataArray:
         """``settled_at`` of counted tokens of any regime; NaN for never."""
@@ -149,15 +148,17 @@ class ConvergenceResult(runs.AfterLoops, Result, kind="convergence"):
 
     def to_rounding_share(self) -> float:
         """Share of counted tokens that converge to rounding."""
-        return float((self.of_counted("regime") == Regime.CONVERGED_TO_ROUNDING).sum()) / float(
-            self.data["counted"].sum()
-        )
+        to_rounding = self.of_counted("regime") == Regime.CONVERGED_TO_ROUNDING
+        return float(to_rounding.sum() / self.data["counted"].sum())
 
     def decided_by_rounding(self) -> xr.DataArray | None:
         """Tokens that converge in one precision only, [batch, pos]; None for a run in float32."""
         if "float32_regime" not in self.data:
             return None
-        here, there = (self._settling_times(run) < np.inf for run in ("", "float32_"))
+        here, there = (
+            (self.data[f"{run}settled_at"] >= 0) & self.data[f"{run}regime"].isin(_CONVERGED)
+            for run in ("", "float32_")
+        )
         return (here != there) & self.data["counted"]
 
     def fates(self) -> xr.DataArray:
@@ -213,15 +214,10 @@ def convergence_study(
     )
     n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
     solver = get_solver(solver)
-    settings = {
-        "n_loops": n_loops,
-        "solver": repr(solver),
-        "limit_tol": limit_tol,
-        "limit_steps": limit_steps,
-        "threshold": threshold,
-        "positions": positions,
-        "n_examples": len(batch),
-    }
+    settings = {"n_loops": n_loops, "solver": repr(solver), "limit_tol": limit_tol}
+    settings |= {"limit_steps": limit_steps, "threshold": threshold, "positions": positions}
+    settings["n_examples"] = len(batch)
+    search: dict[str, Any] = {"max_loops": limit_steps, "tol": limit_tol, "solver": solver}
     about, precise = runs.beside_float32(model, batch.inputs)
     if precise is not None:
         about["limits_in"] = "float32"
@@ -232,13 +228,7 @@ def convergence_study(
             states = runs.run_loops(iteration, n_loops)
             with nullcontext() if precise is None else no_autocast(states.device):
                 exact = iteration if precise is None else bind(precise, batch.inputs[rows])
-                limits = limits_of_run(
-                    exact,
-                    states.to(exact.h0.dtype),
-                    max_loops=limit_steps,
-                    tol=limit_tol,
-                    solver=solver,
-                )
+                limits = limits_of_run(exact, states.to(exact.h0.dtype), **search)
                 part, n_spectral = _at_limits(exact, limits, n_spectral, seed)
                 part |= _of_states(states, limits.state, threshold)
                 if precise is not None:
@@ -273,37 +263,21 @@ def _at_limits(
 
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
-    at = compare_with_float32(states, exact, threshold=threshold)
+    regimes, rounding = compare_with_float32(states, exact, threshold=threshold)
     whole = runs.run_loops(exact, len(states) - 1)  # in float32
     whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
     whole_settled_at = measures.settling_time(whole_residual, threshold=threshold)
     residual = measures.relative_residual(states, allow_nonfinite=True)
     # The residual over the threshold of each token, so that one threshold serves all.
-    relative = residual * threshold / _small_movement(at.rounding, threshold)
+    relative = residual * threshold / _small_movement(rounding, threshold)
     return {
         "settled_at": measures.settling_time(relative, threshold=threshold).to(torch.int32),
-        "regime": at.regime.to(torch.int8),
-        "period": at.period.float(),
-        "rounding": at.rounding.float(),
+        "regime": regimes.regime.to(torch.int8),
+        "period": regimes.period.float(),
+        "rounding": rounding.float(),
         "float32_regime": classify_regimes(whole).regime.to(torch.int8),
         "float32_settled_at": whole_settled_at.to(torch.int32),
     }
-
-
-@dataclass(frozen=True, repr=False)
-class _AtRounding(ShortRepr):
-    """Late behaviour of a half-precision run, beside that in float32 from the same states.
-
-    Attributes:
-        rounding: Largest relative difference that one late loop makes between the two.
-        regime, period: As in :class:`~loopinterp.dynamics.Regimes`. A trajectory that moves, though
-            the run in float32 converges, has *converged to rounding* if its residual is small and
-            its movement leads nowhere.
-    """
-
-    rounding: Float[Tensor, "batch pos"]
-    regime: Int[Tensor, "batch pos"]
-    period: Float[Tensor, "batch pos"]
 
 
 @torch.no_grad()
@@ -312,7 +286,7 @@ def compare_with_float32(
     precise: Iteration,
     *,
     threshold: float = measures.SETTLED,
-) -> _AtRounding:
+) -> tuple[Regimes, Float[Tensor, "batch pos"]]:
     r"""Classify a half-precision run, with the loop in float32 as the reference.
 
     One loop in the run's dtype is :math:`\tilde f(h) = f(h) + \epsilon(h)`, with f the loop in
@@ -324,6 +298,11 @@ def compare_with_float32(
         states: Its states after 0..T loops, at least 12.
         precise: The loop in float32 on the same inputs.
         threshold: Relative residual below which a trajectory counts as converged.
+
+    Returns:
+        The regimes, and the largest rounding of the late loops. A trajectory that moves, though the
+        run in float32 converges, has *converged to rounding* if its residual is small and its
+        movement leads nowhere.
     """
     n_loops = len(states) - 1
     window = max(LEAST_LOOPS // 2, n_loops // 2)
@@ -335,37 +314,28 @@ def compare_with_float32(
     own = classify_regimes(states, RegimeCriteria(window=window, rounding=0))
 
     last = n_loops - max(1, window // 3)
-    rounding = torch.stack([_difference(states, precise, t) for t in range(last, n_loops)])
-    rounding = rounding.amax(dim=0)  # [batch, pos]
     late = states[last:].float()
+    differences = []  # that one loop makes, [batch, pos] each
+    for loop, (state, after) in enumerate(pairwise(late), last):
+        exact = precise.step(state, loop)
+        gap = (after - exact).norm(dim=-1)
+        differences.append(measures.share_of_size(gap, exact.norm(dim=-1)))
+    rounding = torch.stack(differences).amax(dim=0)  # [batch, pos]
     residual = measures.relative_residual(late, allow_nonfinite=True)  # [loop, batch, pos]
     small = (residual < _small_movement(rounding, threshold)).all(dim=0)
-    rests = other.regime == Regime.FIXED_POINT
-    to_rounding = rests & small & _leads_nowhere(late, rounding)
+    # From first to last the way is within two roundings, or under half of the path, [batch, pos]
+    path = (late[1:] - late[:-1]).norm(dim=-1).sum(dim=0)
+    net = (late[-1] - late[0]).norm(dim=-1)
+    leads_nowhere = (net <= 2 * rounding * late[-1].norm(dim=-1)) | (net < 0.5 * path)
+    to_rounding = (other.regime == Regime.FIXED_POINT) & small & leads_nowhere
     to_rounding &= own.regime != Regime.FIXED_POINT
-    return _AtRounding(
-        rounding=rounding,
-        regime=torch.where(to_rounding, int(Regime.CONVERGED_TO_ROUNDING), own.regime),
-        period=own.period.float().masked_fill(to_rounding, float("nan")),
-    )
+    regime = torch.where(to_rounding, int(Regime.CONVERGED_TO_ROUNDING), own.regime)
+    return Regimes(regime, own.period.float().masked_fill(to_rounding, float("nan"))), rounding
 
 
 def _small_movement(rounding: Tensor, threshold: float) -> Float[Tensor, "batch pos"]:
     # A residual is the difference of two states, each with its rounding.
     return (2 * rounding).clamp(min=threshold)
-
-
-def _difference(states: Tensor, precise: Iteration, loop: int) -> Float[Tensor, "batch pos"]:
-    exact = precise.step(states[loop].float(), loop)
-    gap = (states[loop + 1].float() - exact).norm(dim=-1)
-    return measures.share_of_size(gap, exact.norm(dim=-1))
-
-
-def _leads_nowhere(late: Tensor, rounding: Tensor) -> Bool[Tensor, "batch pos"]:
-    """Whether the way from first to last is within two roundings, or under half of the path."""
-    path = (late[1:] - late[:-1]).norm(dim=-1).sum(dim=0)  # [batch, pos]
-    net = (late[-1] - late[0]).norm(dim=-1)
-    return (net <= 2 * rounding * late[-1].norm(dim=-1)) | (net < 0.5 * path)
 
 
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:

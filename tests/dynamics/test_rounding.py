@@ -155,10 +155,10 @@ def test_movement_that_rounding_makes_is_convergence_to_rounding(dtype: torch.dt
     generator = torch.Generator().manual_seed(0)
     states = torch.ones(N_LOOPS + 1, 2, 3, 8)  # the limit
     noise = torch.randn(states.shape, generator=generator) * torch.finfo(dtype).eps / 4
-    at = compare_with_float32((states + noise).to(dtype), bind(model, x))
+    at, _ = compare_with_float32((states + noise).to(dtype), bind(model, x))
     assert (at.regime == Regime.CONVERGED_TO_ROUNDING).all() and at.period.isnan().all()
     # Noise that is as large, without a limit in float32, is none.
-    at = compare_with_float32((states + noise).to(dtype), bind(drift(0.02), x))
+    at, _ = compare_with_float32((states + noise).to(dtype), bind(drift(0.02), x))
     assert (at.regime != Regime.CONVERGED_TO_ROUNDING).all()
 
 
