@@ -101,12 +101,35 @@ def stability_of(largest_radius: float) -> str:
 
 @findings_of.register
 def _(result: ConvergenceResult) -> list[Finding]:
-    findings = [_convergence(result), *(_measured_rounding(result) or float32_note(result))]
+    settled, below = result.settled_share(), result.below_threshold()
+    times = _gaps(result.settling_times()).where(result.data["counted"])
+    when = f", half of them by loop {int(times.median())}" if settled else ""
+    text = (
+        f"{percent(settled)} of the tokens converge within {result.n_loops} loops (residual below "
+        f"{result.threshold:g}, trajectory classified as a fixed point){when}."
+    )
+    share = float(below.notnull().sum() / result.data["counted"].sum())
+    if share != settled:
+        text += f" The residual alone is below {result.threshold:g} for {percent(share)}."
+    if not np.isfinite(result.mean_residual()[-1]):
+        text += " The states diverge to infinity."
+    exact = percent(value_of(result.exact_match()[-1]))
+    asked = (result.data["right"] >= 0).any()
+    text += f" {exact} of the answers are right at the end." if asked else f" {NO_ANSWER}"
+    ends = [Status.CONVERGED, Status.CYCLE, Status.CONVERGED_TO_ROUNDING]
+    good = bool(result.data["limit_status"].isin(ends).any()) and settled >= 0.99
+    decided = result.decided_by_rounding()
+    if decided is None:  # a run in half precision that no run in float32 checks
+        resolved = good or not float32_note(result)
+    else:  # rounding decides for at most one token in a hundred
+        resolved = float(decided.sum() / result.data["counted"].sum()) <= 0.01
+    finding = Finding(text, value=f"{percent(settled)} converge", good=good if resolved else None)
+    findings = [finding, *(_measured_rounding(result) or float32_note(result))]
     counts = result.regime_counts()
     common = max(counts, key=counts.__getitem__)
     if common not in (Regime.FIXED_POINT.label, Regime.CONVERGED_TO_ROUNDING.label):
-        share = percent(counts[common] / sum(counts.values()))
-        text = f"The most common class of late trajectories is {common!r} ({share} of the tokens)."
+        most = percent(counts[common] / sum(counts.values()))
+        text = f"The most common class of late trajectories is {common!r} ({most} of the tokens)."
         if common == Regime.ORBIT.label:
             text += f" {_median_period(result)}"
         findings.append(Finding(text, value=common))
@@ -139,38 +162,6 @@ def _measured_rounding(result: ConvergenceResult) -> list[Finding]:
             "or in float32 alone."
         )
     return [Finding(text, value=f"{name}: {percent(share)} decided by rounding")]
-
-
-def _convergence(result: ConvergenceResult) -> Finding:
-    settled, below = result.settled_share(), result.below_threshold()
-    times = _gaps(result.settling_times()).where(result.data["counted"])
-    when = f", half of them by loop {int(times.median())}" if settled else ""
-    text = (
-        f"{percent(settled)} of the tokens converge within {result.n_loops} loops (residual below "
-        f"{result.threshold:g}, trajectory classified as a fixed point){when}."
-    )
-    share = float(below.notnull().sum() / result.data["counted"].sum())
-    if share != settled:
-        text += f" The residual alone is below {result.threshold:g} for {percent(share)}."
-    if not np.isfinite(result.mean_residual()[-1]):
-        text += " The states diverge to infinity."
-    exact = percent(value_of(result.exact_match()[-1]))
-    asked = (result.data["right"] >= 0).any()
-    text += f" {exact} of the answers are right at the end." if asked else f" {NO_ANSWER}"
-    ends = [Status.CONVERGED, Status.CYCLE, Status.CONVERGED_TO_ROUNDING]
-    has_limits = bool(result.data["limit_status"].isin(ends).any())
-    good = has_limits and settled >= 0.99
-    if not _resolved(result, good=good):
-        return Finding(text, value=f"{percent(settled)} converge")
-    return Finding(text, value=f"{percent(settled)} converge", good=good)
-
-
-def _resolved(result: ConvergenceResult, *, good: bool) -> bool:
-    """Whether rounding decides for at most one token in a hundred."""
-    decided = result.decided_by_rounding()
-    if decided is None:  # of a run in half precision that no run in float32 checks
-        return good or not float32_note(result)
-    return float(decided.sum() / result.data["counted"].sum()) <= 0.01
 
 
 def _limits(result: ConvergenceResult) -> Finding:

@@ -47,24 +47,20 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     if between:
         text += f" {between} are right at both and wrong in between."
     good = last >= max(first, 0.99) and not between
-    value = f"{percent(last)} after {result.n_loops} loops"
-    good = None if result.decided_by_rounding() else good
-    return [Finding(text, value=value, good=good), *_answers_in_float32(result)]
-
-
-def _answers_in_float32(result: ExtrapolationResult) -> list[Finding]:
-    if "float32_exact" not in result.data:
-        return float32_note(result)
     n_decided = result.decided_by_rounding()
+    value = f"{percent(last)} after {result.n_loops} loops"
+    finding = Finding(text, value=value, good=None if n_decided else good)
+    if "float32_exact" not in result.data:
+        return [finding, *float32_note(result)]
     compared = f"get the same examples right, at {result.answered_after} and at the end."
     if n_decided:
-        last = percent(result.data["float32_exact"].isel(loop=-1).mean())
+        right = percent(result.data["float32_exact"].isel(loop=-1).mean())
         compared = (
-            f"get {last} of the answers right at the end. Rounding decides for {n_decided} "
+            f"get {right} of the answers right at the end. Rounding decides for {n_decided} "
             f"examples: they are right in one precision only, at {result.answered_after} or at the "
             "end."
         )
-    return float32_note(result, n_decided, compared)
+    return [finding, *float32_note(result, n_decided, compared)]
 
 
 @figures_of.register

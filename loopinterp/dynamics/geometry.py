@@ -34,7 +34,6 @@ from loopinterp.dynamics.regimes import (
     classify_regimes,
     classify_settling,
 )
-from loopinterp.dynamics.runs import limit_study
 from loopinterp.models.iteration import bind
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def geometry_study(
     skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    with limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
+    with runs.limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
         sets: dict[str, _StateMoments] = {}
         shown, parts = [], []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):

@@ -40,10 +40,6 @@ _ONE_POINT = 1e-3
 @findings_of.register
 @with_rounding
 def _(result: GeometryResult) -> list[Finding]:
-    return [_classes(result), _dimension(result), _layers(result)]
-
-
-def _classes(result: GeometryResult) -> Finding:
     counts = result.classes()
     total = int(counts.sum())
     each = {str(kind): int(counts.sel(settling=kind).sum()) for kind in counts["settling"].values}
@@ -56,7 +52,8 @@ def _classes(result: GeometryResult) -> Finding:
     if n_wrong := int(counts.sel(settling="settling", answer="wrong")):
         text += f" {n_wrong} trajectories converge to a wrong answer."
     settles = each["settling"] / total
-    return Finding(text, value=f"{percent(settles)} settling", good=settles >= 0.99)
+    finding = Finding(text, value=f"{percent(settles)} settling", good=settles >= 0.99)
+    return [finding, _dimension(result), _layers(result)]
 
 
 def _dimension(result: GeometryResult) -> Finding:
@@ -114,7 +111,39 @@ def _(result: GeometryResult) -> list[Figure]:
     figures = [_ranks(result)]
     if result.data["path"].notnull().any():
         figures += _trajectories(result)
-    return figures if result.no_layers else [*figures, _layer_residuals(result)]
+    if result.no_layers:
+        return figures
+    loops = slice(2, None)
+    residual = band_of(result.data["layer_residual"].sel(loop=loops), "batch")
+    lines = Series.each(residual.where(residual > 0), "layer", "layer {}".format, in_order=True)
+    exact = result.exact_match().sel(loop=loops)
+    threshold = [Reference(SETTLED, "threshold")]
+    panels = [
+        LinePanel(lines, "relative residual", y_log=True, references=threshold),
+        exact_panel(exact),
+    ]
+    gaps, cosine = (
+        result.of_pairs(f"layer_{name}").median(("batch", "pos")) for name in ("distance", "cosine")
+    )
+    ends = {"closest": int(gaps.argmin("pair")), "farthest": int(gaps.argmax("pair"))}
+    pairs = "; ".join(
+        f"{name}, layers {gaps['pair'][k].item()}: {float(gaps[k]):.2g}, {float(cosine[k]):.2f}"
+        for name, k in ends.items()
+    )
+    layers = Figure(
+        title="Does each layer have a limit?",
+        plot=line_panels(panels, x_title="loops"),
+        caption=(
+            "Residual of the state after each layer (median of the examples, band: 80%). Below: "
+            "exact match if read at that loop."
+        ),
+        control=(
+            "Relative distance, and cosine, of the states after two layers in the last loop "
+            f"(medians of the tokens): {pairs}."
+        ),
+        data=with_exact(tidy({"residual": residual}), exact),
+    )
+    return [*figures, layers]
 
 
 def _ranks(result: GeometryResult) -> Figure:
@@ -151,39 +180,6 @@ def _ranks(result: GeometryResult) -> Figure:
             "embeddings at the same tokens, and of the limits found."
         ),
         data=with_exact(tidy(lines), exact),
-    )
-
-
-def _layer_residuals(result: GeometryResult) -> Figure:
-    loops = slice(2, None)
-    residual = band_of(result.data["layer_residual"].sel(loop=loops), "batch")
-    lines = Series.each(residual.where(residual > 0), "layer", "layer {}".format, in_order=True)
-    exact = result.exact_match().sel(loop=loops)
-    threshold = [Reference(SETTLED, "threshold")]
-    panels = [
-        LinePanel(lines, "relative residual", y_log=True, references=threshold),
-        exact_panel(exact),
-    ]
-    gaps, cosine = (
-        result.of_pairs(f"layer_{name}").median(("batch", "pos")) for name in ("distance", "cosine")
-    )
-    ends = {"closest": int(gaps.argmin("pair")), "farthest": int(gaps.argmax("pair"))}
-    pairs = "; ".join(
-        f"{name}, layers {gaps['pair'][k].item()}: {float(gaps[k]):.2g}, {float(cosine[k]):.2f}"
-        for name, k in ends.items()
-    )
-    return Figure(
-        title="Does each layer have a limit?",
-        plot=line_panels(panels, x_title="loops"),
-        caption=(
-            "Residual of the state after each layer (median of the examples, band: 80%). Below: "
-            "exact match if read at that loop."
-        ),
-        control=(
-            "Relative distance, and cosine, of the states after two layers in the last loop "
-            f"(medians of the tokens): {pairs}."
-        ),
-        data=with_exact(tidy({"residual": residual}), exact),
     )
 
 

@@ -32,7 +32,6 @@ from loopinterp.figures import (
 from loopinterp.figures.axes import axes, panel_figure, suffix
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
     import xarray as xr
 
@@ -183,15 +182,29 @@ def _(result: LocalStabilityResult) -> list[Finding]:
     if not n_found:
         text = f"None of {n} examples reaches a fixed point or a limit cycle to linearise at."
         return [Finding(text, value="none found", good=False), _exponents(result)]
-    every = [_spectrum(result, result.data["turn"] == 1, "fixed point")]
-    every += [_spectrum(result, result.data["turn"] > 1, "limit cycle")]
-    return [*filter(None, every), _non_normality(result), _exponents(result)]
+    turn = result.data["turn"]
+    findings = [
+        _spectrum(result, rows, what)
+        for what, rows in {"fixed point": turn == 1, "limit cycle": turn > 1}.items()
+        if rows.any()
+    ]
+    at = {"where": "limit"}
+    ratio = result.non_normality().sel(at).where(result.has_limit).dropna("batch")
+    growth = result.data["growth"].sel(at).where(result.has_limit).dropna("batch")
+    text = f"The largest transient growth of a perturbation is {span_of(growth)} fold"
+    if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
+        text += " (or more, beyond the loops measured)"
+    if ratio.size:
+        text += (
+            f". The largest singular value of the Jacobian is {span_of(ratio)} times its spectral "
+            "radius"
+        )
+    findings.append(Finding(f"{text}.", value=f"{float(growth.max()):.2g} fold"))
+    return [*findings, _exponents(result)]
 
 
-def _spectrum(result: LocalStabilityResult, rows: xr.DataArray, what: str) -> Finding | None:
+def _spectrum(result: LocalStabilityResult, rows: xr.DataArray, what: str) -> Finding:
     n, n_found = rows.size, int(rows.sum())
-    if not n_found:
-        return None
     text = f"{n_found} of {n} examples reach a {what}."
     radius = result.radius().where(rows)
     here, random = (radius.sel(where=name).dropna("batch") for name in ("limit", "random"))
@@ -205,21 +218,6 @@ def _spectrum(result: LocalStabilityResult, rows: xr.DataArray, what: str) -> Fi
         text += f" Control: {span_of(random)} at random states of the same norms."
     good = high < 1 and here.size == n
     return Finding(text, value=f"{high:.2f}", good=good)
-
-
-def _non_normality(result: LocalStabilityResult) -> Finding:
-    at = {"where": "limit"}
-    ratio = result.non_normality().sel(at).where(result.has_limit).dropna("batch")
-    growth = result.data["growth"].sel(at).where(result.has_limit).dropna("batch")
-    text = f"The largest transient growth of a perturbation is {span_of(growth)} fold"
-    if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
-        text += " (or more, beyond the loops measured)"
-    if ratio.size:
-        text += (
-            f". The largest singular value of the Jacobian is {span_of(ratio)} times its spectral "
-            "radius"
-        )
-    return Finding(f"{text}.", value=f"{float(growth.max()):.2g} fold")
 
 
 def _exponents(result: LocalStabilityResult) -> Finding:
@@ -242,7 +240,23 @@ def _exponents(result: LocalStabilityResult) -> Finding:
 def _(result: LocalStabilityResult) -> list[Figure]:
     if not result.has_limit.any():
         return []
-    right = result.data["right"][result.has_limit].values
+    data = result.data
+    names = {"lyapunov": "value", "lyapunov_low": "low", "lyapunov_high": "high"}
+    columns = data[["solve_smallest", "solve_known", "growth", "growth_at", "growth_closed"]]
+    columns = columns.assign(
+        radius=result.radius(),
+        singular_value=data["singular_value"].isel(singular=0, drop=True),
+        non_normality=result.non_normality(),
+        condition=result.condition(),
+        turn=data["turn"],
+        right=data["right"],
+        **{name: data["lyapunov"].sel({ESTIMATE: end}, drop=True) for name, end in names.items()},
+    )
+    table = columns.drop_vars(["eigenvalue", "singular"], errors="ignore").to_dataframe()
+    table = table.reset_index().rename(columns={"batch": "example"})
+    regimes = [Regime(code).label for code in data["regime"].values.tolist()]
+    table["regime"] = [regimes[k] for k in table["example"]]
+    right = data["right"][result.has_limit].values
     answers = f"{int((right > 0).sum())} of these {right.size} examples end with the right answer."
     return [
         Figure(
@@ -258,7 +272,7 @@ def _(result: LocalStabilityResult) -> list[Figure]:
                 "The same at the initial state and at random states of the limit's norms. If these "
                 "look alike, the spectrum shows nothing special about the limit."
             ),
-            data=_table(result),
+            data=table,
         )
     ]
 
@@ -293,22 +307,3 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
         figure.layout[f"yaxis{name}"].update(range=[-reach, reach], scaleanchor=f"x{name}")
     figure.layout["yaxis"].title = "imaginary part"
     return figure
-
-
-def _table(result: LocalStabilityResult) -> pd.DataFrame:
-    data = result.data
-    columns = data[["solve_smallest", "solve_known", "growth", "growth_at", "growth_closed"]]
-    names = {"lyapunov": "value", "lyapunov_low": "low", "lyapunov_high": "high"}
-    columns = columns.assign(
-        radius=result.radius(),
-        singular_value=data["singular_value"].isel(singular=0, drop=True),
-        non_normality=result.non_normality(),
-        condition=result.condition(),
-        turn=data["turn"],
-        right=data["right"],
-        **{name: data["lyapunov"].sel({ESTIMATE: end}, drop=True) for name, end in names.items()},
-    )
-    table = columns.drop_vars(["eigenvalue", "singular"], errors="ignore").to_dataframe()
-    regimes = [Regime(code).label for code in data["regime"].values.tolist()]
-    table = table.reset_index().rename(columns={"batch": "example"})
-    return table.assign(regime=[regimes[k] for k in table["example"]])

@@ -26,7 +26,6 @@ from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, map_and_limit, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
-from loopinterp.dynamics.runs import limit_study
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -136,7 +135,7 @@ def local_stability_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
-    with limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
+    with runs.limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
         parts = []
         n_states = max(n_loops + 1, 200)  # the spaces of the Krylov methods need 200 at once
         for rows in track(runs.state_chunks(model, batch, n_states), "stability"):
