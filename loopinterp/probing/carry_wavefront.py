@@ -37,7 +37,7 @@ from loopinterp.tasks.sampling import as_batch, need_task
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
@@ -387,7 +387,19 @@ def sample_chains(
             break
     ends = ~task.propagate(inputs[::2])  # [pair, pos]
     score = torch.rand(length.shape, generator=generator, dtype=torch.float32)
-    picked = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]
+    picked = []
+    for d in range(1, max_chain + 1):
+        # One position in each of the pairs, if possible half of them at the chain's end.
+        here = length == d
+        best = (score + (here & ends)).masked_fill(~here, -1.0)  # ends score above 1
+        value, pos = best.max(dim=1)
+        rows = here.any(1).nonzero()[:, 0]
+        rows = rows[score[rows, 0].argsort()]
+        at_end = value[rows] >= 1
+        first, others = rows[at_end], rows[~at_end]
+        n_first = min(len(first), max(n_pairs // 2, n_pairs - len(others)))
+        chosen = torch.cat([first[:n_first], others[: n_pairs - n_first]])
+        picked.append((chosen, pos[chosen]))
     base, pos = (torch.stack(part) for part in zip(*picked))  # [chain, pair]
     row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)  # [chain, sample]
     pos = pos.repeat_interleave(2, dim=1)
@@ -395,24 +407,6 @@ def sample_chains(
     inputs = inputs[used]
     variables = torch.stack([read(task, inputs).long()[row, pos] for read in _READ.values()])
     return ChainSample(inputs, row, pos, variables)
-
-
-def _pick(
-    here: Bool[Tensor, "pair pos"],
-    ends: Bool[Tensor, "pair pos"],
-    score: Float[Tensor, "pair pos"],
-    n_pairs: int,
-) -> tuple[Int[Tensor, " chosen"], Int[Tensor, " chosen"]]:
-    """One position in each of ``n_pairs`` pairs, if possible half of them at the chain's end."""
-    best = (score + (here & ends)).masked_fill(~here, -1.0)  # ends score above 1
-    value, pos = best.max(dim=1)
-    rows = here.any(1).nonzero()[:, 0]
-    rows = rows[score[rows, 0].argsort()]
-    at_end = value[rows] >= 1
-    first, others = rows[at_end], rows[~at_end]
-    n_first = min(len(first), max(n_pairs // 2, n_pairs - len(others)))
-    chosen = torch.cat([first[:n_first], others[: n_pairs - n_first]])
-    return chosen, pos[chosen]
 
 
 def _draw_pairs(

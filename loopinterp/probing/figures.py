@@ -59,11 +59,6 @@ def _(result: CarryStudyResult) -> list[Finding]:
 
 @figures_of.register
 def _(result: CarryStudyResult) -> list[Figure]:
-    others = (_front_profile, _variables, _code_lengths) if np.isfinite(result.speed) else ()
-    return [_wavefront(result), *(figure(result) for figure in others)]
-
-
-def _wavefront(result: CarryStudyResult) -> Figure:
     data = result.data
     loops, chains = data["loop"].values, data["chain_length"].values
     at = result.speed_limit * loops + result.reach_before  # edge of the front after each loop
@@ -82,7 +77,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
     line = "Red line: one position per loop."
     if result.reach is not None:
         line = "Left of the red line (the edge of the light cone) nothing can be decoded."
-    return Figure(
+    wavefront = Figure(
         title="The carry travels through the model",
         plot=plot,
         caption=(
@@ -99,6 +94,8 @@ def _wavefront(result: CarryStudyResult) -> Figure:
             "last_loop_probe", "short_to_long",
         ),
     )  # fmt: skip
+    others = (_front_profile, _variables, _code_lengths) if np.isfinite(result.speed) else ()
+    return [wavefront, *(figure(result) for figure in others)]
 
 
 def _front_profile(result: CarryStudyResult) -> Figure:
@@ -227,8 +224,11 @@ def _(result: ProbeResult) -> list[Finding]:
 
 @figures_of.register
 def _(result: ProbeResult) -> list[Figure]:
-    kinds = [_probes_by_loop, _probes_by_group][: 1 + (result.data.sizes["group"] > 1)]
-    return [figure(result, site) for figure in kinds for site in result.data["site"].values]
+    sites = result.data["site"].values
+    figures = [_probes_by_loop(result, site) for site in sites]
+    if result.data.sizes["group"] > 1:
+        figures += [_probes_by_group(result, site) for site in sites]
+    return figures
 
 
 def _probes_by_loop(result: ProbeResult, site: str) -> Figure:

@@ -124,9 +124,6 @@ def probe_study(
     if train is None:
         place = torch.randperm(len(inputs), generator=generator).argsort()
         train = (place < (len(inputs) + 1) // 2).to(inputs.device)
-    if groups is not None and not groups:
-        fix = "Name one, or leave groups out."
-        raise InputError("groups", expected="at least one", given="none", fix=fix)
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
     halves = _halves(groups, train, labels)
@@ -195,10 +192,22 @@ def _halves(
     train: Bool[Tensor, " batch"],
     labels: Int[Tensor, "target loop batch pos"],
 ) -> list[tuple[Tensor, Tensor]]:
+    if not groups:
+        fix = "Name one, or leave groups out."
+        raise InputError("groups", expected="at least one", given="none", fix=fix)
     n_examples, n_pos = labels.shape[2:]
-    _check_mask("train", train, (n_examples,))
-    for name, mask in groups.items():
-        _check_mask(f"group {name!r}", mask, (n_examples, n_pos))
+    masks = {"train": train} | {f"group {name!r}": mask for name, mask in groups.items()}
+    for what, mask in masks.items():
+        shape = (n_examples,) if what == "train" else (n_examples, n_pos)
+        tensor = isinstance(mask, torch.Tensor)
+        # Numbers would act as indices.
+        if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:
+            raise InputError(
+                what,
+                expected=f"a tensor of booleans, {list(shape)}",
+                given=describe_tensor(mask),
+                fix="Pass a comparison, such as batch.targets != IGNORE.",
+            )
     halves = [(mask & train[:, None], mask & ~train[:, None]) for mask in groups.values()]
     for name, half in zip(groups, halves):
         fewest = [int((labels[..., places] != IGNORE).sum(-1).min()) for places in half]
@@ -210,15 +219,6 @@ def _halves(
                 fix="Widen the group, or give more inputs.",
             )
     return halves
-
-
-def _check_mask(what: str, mask: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless the mask is boolean: numbers would act as indices."""
-    tensor = isinstance(mask, torch.Tensor)
-    if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:
-        expected = f"a tensor of booleans, {list(shape)}"
-        fix = "Pass a comparison, such as batch.targets != IGNORE."
-        raise InputError(what, expected=expected, given=describe_tensor(mask), fix=fix)
 
 
 def _scores(
