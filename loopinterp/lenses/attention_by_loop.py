@@ -131,17 +131,21 @@ def attention_study(
         patterns = _patterns(model, inputs, n_loops)
         check_finite(patterns, "patterns")
         visible = model.visible(n_pos).expand(model.site_map.n_heads, n_pos, n_pos)
-        mass, even, distances = _by_distance(patterns, visible, max_distance)
-        received, received_even = _by_key(patterns, visible)
+        even = visible / visible.sum(-1, keepdim=True)
+        mass, mass_even, distances = _by_distance(patterns, even, visible, max_distance)
+        # Queries that may see a key, the key itself left out: [head, query, key].
+        others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)
+        seen_by = others.sum(-2)  # [head, key]
+        count = torch.where(seen_by >= max(3, n_pos / 4), seen_by, float("nan")).double()
         axes = dict(zip(("loop", "layer", "head"), map(range, patterns[:, 0].shape)))
         return AttentionResult.of(
             watch,
             coords={**axes, "distance": distances},
             patterns=patterns[:, example],
             mass=_over_examples(mass),
-            mass_even=even,
-            received=_over_examples(received),
-            received_even=received_even,
+            mass_even=mass_even,
+            received=_over_examples((patterns * others).sum(-2) / count),
+            received_even=(even * others).sum(-2) / count,
             entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),  # bits
             entropy_even=visible.sum(-1).double().log2().mean(-1),
             labels=[str(k) for k in labels or range(n_pos)],
@@ -166,22 +170,9 @@ def _over_examples(mass: Tensor) -> Tensor:
     return torch.stack([mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)], -1)
 
 
-def _by_key(
-    patterns: Tensor, visible: Bool[Tensor, "head query key"]
-) -> tuple[Tensor, Float[Tensor, "head key"]]:
-    n_pos = visible.shape[-1]
-    # Queries that may see a key, the key itself left out: [head, query, key].
-    others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)
-    seen_by = others.sum(-2)  # [head, key]
-    even = visible / visible.sum(-1, keepdim=True)
-    count = torch.where(seen_by >= max(3, n_pos / 4), seen_by, float("nan")).double()
-    return (patterns * others).sum(-2) / count, (even * others).sum(-2) / count
-
-
 def _by_distance(
-    patterns: Tensor, visible: Bool[Tensor, "head query key"], max_distance: int
+    patterns: Tensor, even: Tensor, visible: Bool[Tensor, "head query key"], max_distance: int
 ) -> tuple[Tensor, Float[Tensor, "head distance"], list[int]]:
-    even = visible / visible.sum(-1, keepdim=True)
     mass, control, distances = [], [], []
     furthest = min(max_distance, visible.shape[-1] - 1)
     for distance in range(-furthest, furthest + 1):

@@ -30,7 +30,6 @@ from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
@@ -221,7 +220,8 @@ def exit_study(
         bound = bind(model, inputs[:1])
         size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
         parts, score_parts = [], []
-        for rows in track(list(chunks(len(inputs), size)), "exits"):
+        slices = list(chunks(len(inputs), size))
+        for rows in track(slices, "exits"):
             part = _follow(
                 model, inputs[rows], None if targets is None else targets[rows], n_loops, per
             )
@@ -235,8 +235,6 @@ def exit_study(
             scores = score_loops(model, inputs[rows], listed, **options)
             # [loop, batch]; of tokens [loop, asked token]
             score_parts.append([s[:, mask] if per == "token" else s for s in scores])
-            if frozen:
-                part |= _freeze(model, inputs[rows], part, listed, n_loops)
         scores = [torch.cat([s.cpu() for s in each], 1) for each in zip(*score_parts)]
         arrays = gather(ExitResult, parts)
         mask, right, targets = (
@@ -250,7 +248,7 @@ def exit_study(
                 model, inputs, targets, mask, gate, n_loops, per == "token", seed
             )
         if frozen:
-            arrays |= _of_frozen(parts, example)
+            arrays |= _frozen_exits(model, inputs, targets, mask, listed, n_loops, slices, example)
         return ExitResult.of(
             watch,
             coords={"loop": range(n_loops + 1), "rule": list(asked_rules)},
@@ -336,26 +334,32 @@ def _of_another(answers: Tensor, right: Tensor) -> Tensor:
     return torch.where((other == right).all(1), math.nan, at_some.double())
 
 
-def _freeze(
-    model: Any, inputs: Tensor, part: dict[str, Tensor], rules: list[StoppingRule], n_loops: int
+def _frozen_exits(
+    model: Any,
+    inputs: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    rules: list[StoppingRule],
+    n_loops: int,
+    slices: list[slice],
+    example: Tensor,
 ) -> dict[str, Tensor]:
-    """Loops and right answers [rule, asked token] where stopped states are frozen."""
-    mask, loops, right = part["_mask"], [], []
+    """Right answers and loops of the asked tokens by rule, where stopped states are frozen."""
+    loops, right = [], []
     for rule in rules:
-        stop, logits = run_frozen(model, inputs, rule, max_loops=n_loops, mask=mask)
-        loops.append(stop[mask])
-        right.append((logits.argmax(-1) == part["_right"])[mask])
-    return {"_frozen_loops": torch.stack(loops), "_frozen_right": torch.stack(right)}
-
-
-def _of_frozen(parts: list[dict[str, Tensor]], example: Tensor) -> dict[str, Tensor]:
-    loops, right = (
-        torch.cat([part[key].cpu() for part in parts], 1)
-        for key in ("_frozen_loops", "_frozen_right")
-    )
-    examples = torch.stack([_all_of_example(row, example).mean() for row in right])
-    means = {"frozen_exact": right.double().mean(1), "frozen_loops": loops.double().mean(1)}
-    return {**means, "frozen_examples": examples}
+        stops, hits = [], []
+        for rows in slices:
+            asked = mask[rows].to(inputs.device)
+            stop, logits = run_frozen(model, inputs[rows], rule, max_loops=n_loops, mask=asked)
+            stops.append(stop[asked].cpu())
+            hits.append((logits.argmax(-1).cpu() == targets[rows])[mask[rows]])
+        loops.append(torch.cat(stops))
+        right.append(torch.cat(hits))
+    return {
+        "frozen_exact": torch.stack(right).double().mean(1),
+        "frozen_loops": torch.stack(loops).double().mean(1),
+        "frozen_examples": torch.stack([_all_of_example(hits, example).mean() for hits in right]),
+    }
 
 
 def _sweep(
@@ -415,14 +419,20 @@ def _weighted_exits(
     """Weighted exits of the asked tokens, with their own distribution and with others'."""
     one = bind(model, inputs[:1])
     size = 4 * (1 + N_DEALS) * one.readout(one.h0).numel()
-    rows_of = list(chunks(len(inputs), size))
-    exits = torch.cat([_exits(model, inputs[r], gate, n_loops)[:, mask[r]] for r in rows_of], 1)
+    slices = list(chunks(len(inputs), size))
+    rule, parts = GateAbove(gate, cumulated=True), []
+    for rows in slices:
+        (going,) = score_loops(model, inputs[rows], [rule], max_loops=n_loops, per_token=True)
+        # None is left after the last loop: it takes all who have not stopped before.
+        going = torch.cat([going[:-1], torch.zeros_like(going[:1])])
+        parts.append(-going.diff(dim=0).cpu()[:, mask[rows]])
+    exits = torch.cat(parts, 1)  # the gate's distribution over exits, [loop, asked token]
     generator = torch.Generator().manual_seed(seed)
     n_tokens = exits.shape[1]
     deals = [torch.arange(n_tokens)]
     deals += [torch.randperm(n_tokens, generator=generator) for _ in range(N_DEALS)]
     right, done = [], 0
-    for rows in rows_of:
+    for rows in slices:
         here = slice(done, done := done + int(mask[rows].sum()))
         # [deal, loop, asked token], the first of them not dealt
         weights = torch.stack([exits[:, deal[here]] for deal in deals])
@@ -440,16 +450,6 @@ def _weighted_exits(
         )
     own, dealt = exact[0].bool(), exact[1:].double().mean(1)
     return {"weighted_exact": own, "weighted_loops": loops, "weighted_dealt": dealt}
-
-
-def _exits(
-    model: Any, inputs: Tensor, gate: Callable[[Tensor], Tensor], n_loops: int
-) -> Float[Tensor, "loop batch pos"]:
-    """The gate's distribution over exits, on the CPU; the last loop takes what is left."""
-    rule = GateAbove(gate, cumulated=True)
-    (going,) = score_loops(model, inputs, [rule], max_loops=n_loops, per_token=True)
-    going = torch.cat([going[:-1], torch.zeros_like(going[:1])])  # none is left after the last
-    return -going.diff(dim=0).cpu()
 
 
 def _mixed(model: Any, inputs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:

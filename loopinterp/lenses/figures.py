@@ -180,10 +180,18 @@ def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
 
 @findings_of.register
 def _(result: ExitResult) -> list[Finding]:
+    n_decided = result.decided_by_rounding()
+    compared = f"are right in the same {result.per}s at the same loops."
+    if n_decided:
+        compared = (
+            f"read {n_decided} of {result.data.sizes['batch']} {result.per}s right at other loops. "
+            "There rounding decides."
+        )
+    in_float32 = float32_note(result, n_decided, compared)
     best, at = result.best_loop()
     if best == 0:
         text = f"No {result.per} is right after any fixed number of loops up to {result.n_loops}."
-        return [Finding(f"{text} Early exits cannot save anything."), *_rounding(result)]
+        return [Finding(f"{text} Early exits cannot save anything."), *in_float32]
     share, mean = result.oracle()
     right = "right" if result.targets else "to agree with the last loop"
     text = (
@@ -196,18 +204,18 @@ def _(result: ExitResult) -> list[Finding]:
             f" The oracle is no evidence: the answer of another {result.per} appears at some loop "
             f"in {percent(another.mean())}."
         )
-    return [Finding(text), _rules(result, at), *_weighted(result), *_rounding(result)]
-
-
-def _rounding(result: ExitResult) -> list[Finding]:
-    n_decided = result.decided_by_rounding()
-    compared = f"are right in the same {result.per}s at the same loops."
-    if n_decided:
-        compared = (
-            f"read {n_decided} of {result.data.sizes['batch']} {result.per}s right at other loops. "
-            "There rounding decides."
+    findings = [Finding(text), _rules(result, at)]
+    if "weighted_exact" in result.data:
+        exact, loops, dealt = (
+            result.data[f"weighted_{name}"].mean() for name in ("exact", "loops", "dealt")
         )
-    return float32_note(result, n_decided, compared)
+        text = (
+            f"Answers of all loops, weighted by the gate, are right for {percent(exact)} of "
+            f"{result.per}s at a mean exit of {float(loops):.1f}. Weights of other tokens get "
+            f"{percent(dealt)}."
+        )
+        findings.append(Finding(text, value=percent(exact)))
+    return [*findings, *in_float32]
 
 
 def _rules(result: ExitResult, at: int) -> Finding:
@@ -227,24 +235,39 @@ def _rules(result: ExitResult, at: int) -> Finding:
     return Finding(text, value=f"{cheaper[rule]:.1f} loops")
 
 
-def _weighted(result: ExitResult) -> list[Finding]:
-    """Weighted exits, if there is a gate."""
-    if "weighted_exact" not in result.data:
-        return []
-    exact, loops, dealt = (
-        result.data[f"weighted_{name}"].mean() for name in ("exact", "loops", "dealt")
-    )
-    text = (
-        f"Answers of all loops, weighted by the gate, are right for {percent(exact)} of "
-        f"{result.per}s at a mean exit of {float(loops):.1f}. Weights of other tokens get "
-        f"{percent(dealt)}."
-    )
-    return [Finding(text, value=percent(exact))]
-
-
 @figures_of.register
 def _(result: ExitResult) -> list[Figure]:
-    return [_spent(result), _exits_by_loop(result)]
+    names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
+    data = result.data.isel(loop=slice(1, None))
+    means = {name: mean_of(data[name].astype(float), "batch") for name in names}
+    ends = np.unique(result.data["answer_loops"]).tolist()
+    marks = [Reference(ends[0], "T(n)", "x")] if result.targets and len(ends) == 1 else []
+    shares = {
+        "exact match": means["exact"],
+        "positions that agree with the last loop": means["agreement"],
+        "probability of the top class": means["confidence"],
+    }
+    # On a logarithmic axis an interval that ends below 0 has no place.
+    changes = {
+        name: means[key].sel({ESTIMATE: "value"})
+        for name, key in (("readout KL, nats", "readout_kl"), ("residual", "residual"))
+    }
+    above, below = ([Series.of(*line) for line in x.items()] for x in (shares, changes))
+    panels = [
+        LinePanel(above, "share", y_range=(0, 1.03), references=marks),
+        LinePanel(below, "change in a loop", y_log=True),
+    ]
+    by_loop = Figure(
+        title="Readings and updates",
+        plot=line_panels(panels, x_title="loop"),
+        caption=(
+            "Above: how right and how confident the readout is after each loop (95% intervals). "
+            f"Below: how much readout and state change in that loop. Means over {result.per}s."
+        ),
+        control="A stopping rule works if its signal changes at the loop where exact match rises.",
+        data=tidy(means).round(4),
+    )
+    return [_spent(result), by_loop]
 
 
 def _spent(result: ExitResult) -> Figure:
@@ -257,12 +280,17 @@ def _spent(result: ExitResult) -> Figure:
         return Series(name, x, y, control=control, markers=False)
 
     rules = [str(rule) for rule in result.data["rule"].values]
-    exact = _fixed_budgets(result)
+    exact = result.data["exact"].isel(loop=slice(1, None))
+    if result.per == "example":
+        budgets = share_of(exact, "batch")
+    else:  # an interval over examples, as tokens of one are alike
+        by_example = exact.astype(float).groupby(result.data["example"]).mean()
+        budgets = mean_of(by_example, "example")
     share, mean = result.oracle()
     gains = {rule: result.gain(rule) for rule in rules}
     best = max(gains, key=lambda name: gains[name][0] - gains[name][1])
     lines = [
-        Series.of("fixed budget", exact),
+        Series.of("fixed budget", budgets),
         Series("oracle", [mean], [share], markers=True),
         *(swept(rule, rule, "swept_exact", first=1) for rule in rules),
         swept(f"random stops, as many loops as {best}", best, "swept_dealt", control=True),
@@ -288,46 +316,4 @@ def _spent(result: ExitResult) -> Figure:
         data=tidy(
             {name: result.data[name] for name in ("swept_loops", "swept_exact", "swept_dealt")}
         ).round(4),
-    )
-
-
-def _fixed_budgets(result: ExitResult) -> xr.DataArray:
-    """Share right by loop, with an interval over examples, as tokens of one are alike."""
-    exact = result.data["exact"].isel(loop=slice(1, None))
-    if result.per == "example":
-        return share_of(exact, "batch")
-    by_example = exact.astype(float).groupby(result.data["example"]).mean()
-    return mean_of(by_example, "example")
-
-
-def _exits_by_loop(result: ExitResult) -> Figure:
-    names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
-    data = result.data.isel(loop=slice(1, None))
-    means = {name: mean_of(data[name].astype(float), "batch") for name in names}
-    ends = np.unique(result.data["answer_loops"]).tolist()
-    marks = [Reference(ends[0], "T(n)", "x")] if result.targets and len(ends) == 1 else []
-    shares = {
-        "exact match": means["exact"],
-        "positions that agree with the last loop": means["agreement"],
-        "probability of the top class": means["confidence"],
-    }
-    # On a logarithmic axis an interval that ends below 0 has no place.
-    changes = {
-        name: means[key].sel({ESTIMATE: "value"})
-        for name, key in (("readout KL, nats", "readout_kl"), ("residual", "residual"))
-    }
-    above, below = ([Series.of(*line) for line in x.items()] for x in (shares, changes))
-    panels = [
-        LinePanel(above, "share", y_range=(0, 1.03), references=marks),
-        LinePanel(below, "change in a loop", y_log=True),
-    ]
-    return Figure(
-        title="Readings and updates",
-        plot=line_panels(panels, x_title="loop"),
-        caption=(
-            "Above: how right and how confident the readout is after each loop (95% intervals). "
-            f"Below: how much readout and state change in that loop. Means over {result.per}s."
-        ),
-        control="A stopping rule works if its signal changes at the loop where exact match rises.",
-        data=tidy(means).round(4),
     )

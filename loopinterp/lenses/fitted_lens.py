@@ -333,11 +333,6 @@ def as_wide(x: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
-def layer_label(layer: Layer) -> str:
-    """A layer as a coordinate of a result: "layer 0", or :data:`STATE`."""
-    return STATE if layer is None else f"layer {layer}"
-
-
 _CONFIG, _PARAMETERS = "config.json", "params.pt"
 _FIX = "Save it with tuned-lens 0.1 or later, or with write_tuned_lens."
 

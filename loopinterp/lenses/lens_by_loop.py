@@ -21,7 +21,6 @@ from loopinterp.lenses.fitted_lens import (
     STATE,
     LoopResidual,
     layer_hooks,
-    layer_label,
     places,
     readout_without_coda,
 )
@@ -199,9 +198,7 @@ def lens_study(
                 given=f"none in {int((target_class < 0).all(1).sum())} of {len(inputs)} examples",
                 fix="Leave positions= out, or pass inputs alone to read the model's own answers.",
             )
-        controls = _baselines(run)
-        if expected is not None:
-            controls["expected_top"] = _expected_top(run, target_class, expected, chosen)
+        controls = _controls(run, target_class, expected, chosen)
         coords: dict[str, Any] = {"loop": range(n_loops + 1), "layer": reader.layers}
         coords |= {"pos": chosen, "reading": reader.readings}
         if reader.transferred:
@@ -219,10 +216,22 @@ def lens_study(
         )
 
 
-def _expected_top(
-    run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor, chosen: list[int]
-) -> Tensor:
-    """Share of asked positions read as the expected class [loop]."""
+def _controls(
+    run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor | None, chosen: list[int]
+) -> dict[str, Tensor]:
+    """Readings without a state [batch]; share of positions read as the expected class [loop]."""
+    mean_p, negentropy = (
+        torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy")
+    )
+    common = mean_p.mean(0).log().clamp(min=-1e4)  # of the mean distribution, [class]
+    has_target = target_class >= 0  # [batch, pos]
+    counts = torch.bincount(target_class[has_target], minlength=2)  # [class]
+    controls = {
+        "unigram_kl": (negentropy - mean_p @ common).clamp(min=0),
+        "majority_top": (target_class == counts.argmax()).sum(1) / has_target.sum(1).clamp(min=1),
+    }
+    if expected is None:
+        return controls
     answer = torch.cat([part["answer"][:, -1] for part in run], dim=1)  # [loop, batch, pos]
     n_pos = max(chosen) + 1
     fits = expected.ndim == 3 and expected.shape[2] >= n_pos
@@ -234,9 +243,11 @@ def _expected_top(
             fix="Trace the program on the same inputs, over as many loops.",
         )
     wish = expected.to(answer.device)[:, :, chosen]  # [loop, batch, pos]
-    decided = (wish >= 0) & (target_class >= 0)
+    decided = (wish >= 0) & has_target
     # NaN (0 / 0) at a loop without a known value.
-    return ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
+    return controls | {
+        "expected_top": ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
+    }
 
 
 def _lens_inputs(
@@ -263,9 +274,7 @@ def _lens_inputs(
 class PlaceReader:
     """The logits that a lens reads at the places of a run."""
 
-    def __init__(
-        self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
-    ) -> None:
+    def __init__(self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None) -> None:
         self.iteration, self._name, self._fitted = bind(model, inputs), name, fitted
         self.readout = self.iteration.readout
         self.plain = readout_without_coda(model, inputs) or self.readout
@@ -306,7 +315,6 @@ class _LensReader:
         if self.name == "logit" and self.has_coda:
             controls = ["coda"]
         self.readings = ["lens", *controls, "shuffled"]
-        self.layers = [layer_label(None)]
         self.transferred: list[int] = []
         if self.fitted is not None and not self.fitted.shared:
             # At most eight loops, each to be read through the map of each other.
@@ -315,7 +323,9 @@ class _LensReader:
 
     def parts(self, inputs: Tensor, targets: Tensor | None) -> list[dict[str, Tensor]]:
         first_loop = list(places(self.model, inputs[:1], 1, inside=self.inside))
-        self.layers = [layer_label(place.layer) for place in first_loop[1:]]
+        self.layers = [
+            STATE if place.layer is None else f"layer {place.layer}" for place in first_loop[1:]
+        ]
         size = first_loop[0].residual
         logits = bind(self.model, inputs[:1]).readout(size)
         each = (size.numel() * len(self.layers) * (self.n_loops + 1) + 8 * logits.numel()) * 4
@@ -422,17 +432,4 @@ def _measures(
         "probability": target_log_q[..., 0].exp().float().masked_fill(~has_target, torch.nan),
         "entropy": torch.special.entr(log_q.exp()).sum(-1).float(),
         "kl": _divergence(log_p, log_q).float(),
-    }
-
-
-def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    mean_p, negentropy, target_class = (
-        torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
-    )
-    common = mean_p.mean(0).log().clamp(min=-1e4)  # of the mean distribution, [class]
-    counts = torch.bincount(target_class[target_class >= 0], minlength=2)  # [class]
-    n_targets = (target_class >= 0).sum(1).clamp(min=1)
-    return {
-        "unigram_kl": (negentropy - mean_p @ common).clamp(min=0),
-        "majority_top": (target_class == counts.argmax()).sum(1) / n_targets,
     }

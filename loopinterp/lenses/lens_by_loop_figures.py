@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import SupportsFloat
 
 import numpy as np
-import xarray as xr
 
 from loopinterp.core.intervals import mean_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
@@ -59,16 +59,12 @@ def _(result: LensResult) -> list[Finding]:
     if result.of_other_weights:
         text = f"The {lens} was fitted on other weights than those of the model that it reads."
         findings.append(Finding(text, good=False))
-    return [*findings, *_rounding(result)]
-
-
-def _rounding(result: LensResult) -> list[Finding]:
     share = result.decided_by_rounding()
     shown = None if share is None else percent(share)
     compared = "have the same readings."
     if share:
         compared = f"have another reading in {shown} of cases. There rounding decides."
-    return float32_note(result, shown, compared)
+    return [*findings, *float32_note(result, shown, compared)]
 
 
 def _distance(result: LensResult) -> list[Finding]:
@@ -105,8 +101,8 @@ def _target(result: LensResult) -> str:
     return "right answer" if result.targets else "answer of the last loop"
 
 
-def _nats(value: object) -> str:
-    return f"{float(value):.2f} nats"  # type: ignore[arg-type]
+def _nats(value: SupportsFloat) -> str:
+    return f"{float(value):.2f} nats"
 
 
 def _ranges(loops: list[int]) -> str:
@@ -120,9 +116,47 @@ def _(result: LensResult) -> list[Figure]:
     figures = [_by_loop(result)]
     share = result.data["probability"].sel(layer=STATE, drop=True).mean("batch")
     if float(share.max() - share.min()) > 0.05:  # else it is one colour
-        figures.append(_by_position(result, share))
+        converged = result.data["settled"].where(result.asked).mean("batch")
+        by_position = Figure(
+            title="Target class by position",
+            plot=heatmap_panels(
+                {"": share},
+                value_title="probability of the target class",
+                x_title="position",
+                y_title="loop",
+                scale="mass",
+            ),
+            caption=(
+                f"Mean probability that the reading gives to the {_target(result)}. Empty: "
+                "positions without a target."
+            ),
+            control="A lens that ignores the state gives all loops the same colour at a position.",
+            data=tidy({"probability": share, "settled": converged.broadcast_like(share)}).round(4),
+        )
+        figures.append(by_position)
     if "transfer_kl" in result.data:
-        figures.append(_transfer(result))
+        kl = result.data["transfer_kl"].mean("batch")
+        kl = kl.assign_coords({axis: list(map(str, kl[axis].values)) for axis in kl.dims})
+        transfer = Figure(
+            title="Maps of other loops",
+            plot=heatmap_panels(
+                {"": kl},
+                value_title="KL to the last loop, nats",
+                x_title="loop that is read",
+                y_title="loop of the map",
+                square=True,
+            ),
+            caption=(
+                "Divergence of each loop's reading from the last loop's, through the map of each "
+                f"loop; on the diagonal through its own. The map of loop {result.n_loops} is the "
+                "identity."
+            ),
+            control=(
+                "In a column of one colour, every map reads the state as well as its own map does."
+            ),
+            data=tidy({"kl": kl}).round(4),
+        )
+        figures.append(transfer)
     return figures
 
 
@@ -159,46 +193,4 @@ def _by_loop(result: LensResult) -> Figure:
             "final distribution, neither of which reads the state."
         ),
         data=tidy(columns).round(4),
-    )
-
-
-def _by_position(result: LensResult, share: xr.DataArray) -> Figure:
-    converged = result.data["settled"].where(result.asked).mean("batch")
-    return Figure(
-        title="Target class by position",
-        plot=heatmap_panels(
-            {"": share},
-            value_title="probability of the target class",
-            x_title="position",
-            y_title="loop",
-            scale="mass",
-        ),
-        caption=(
-            f"Mean probability that the reading gives to the {_target(result)}. Empty: positions "
-            "without a target."
-        ),
-        control="A lens that ignores the state gives all loops the same colour at a position.",
-        data=tidy({"probability": share, "settled": converged.broadcast_like(share)}).round(4),
-    )
-
-
-def _transfer(result: LensResult) -> Figure:
-    kl = result.data["transfer_kl"].mean("batch")
-    kl = kl.assign_coords({axis: list(map(str, kl[axis].values)) for axis in kl.dims})
-    return Figure(
-        title="Maps of other loops",
-        plot=heatmap_panels(
-            {"": kl},
-            value_title="KL to the last loop, nats",
-            x_title="loop that is read",
-            y_title="loop of the map",
-            square=True,
-        ),
-        caption=(
-            "Divergence of each loop's reading from the last loop's, through the map of each "
-            f"loop; on the diagonal through its own. The map of loop {result.n_loops} is the "
-            "identity."
-        ),
-        control="In a column of one colour, every map reads the state as well as its own map does.",
-        data=tidy({"kl": kl}).round(4),
     )
