@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.dynamics.limits import Limits
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
@@ -229,8 +228,17 @@ def convergence_study(
             with nullcontext() if precise is None else no_autocast(states.device):
                 exact = iteration if precise is None else bind(precise, batch.inputs[rows])
                 limits = limits_of_run(exact, states.to(exact.h0.dtype), **search)
-                part, n_spectral = _at_limits(exact, limits, n_spectral, seed)
-                part |= _of_states(states, limits.state, threshold)
+                part = _of_states(states, limits.state, threshold)
+                part["limit_status"] = limits.status.to(torch.int8)
+                radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
+                part |= {"spectral_radius": radius, "spectral_residual": radius.clone()}
+                with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
+                if len(with_limit):
+                    n_spectral -= len(with_limit)
+                    step, at = exact.select(with_limit).step, limits.state[with_limit]
+                    spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
+                    part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
+                    part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
                 if precise is not None:
                     part |= _at_rounding(states, exact, threshold)
             parts.append(part | _readouts(iteration, states, batch.targets[rows], counted[rows]))
@@ -244,22 +252,6 @@ def convergence_study(
             answered_after=answered_after(model),
             one_map=not takes_loop(model),
         )
-
-
-def _at_limits(
-    iteration: Iteration, limits: Limits, n_spectral: int, seed: int
-) -> tuple[dict[str, Tensor], int]:
-    """Arrays of the limits; how many spectral radii are still to be computed."""
-    radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
-    part = {"spectral_radius": radius, "spectral_residual": radius.clone()}
-    with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
-    if len(with_limit):
-        step, at = iteration.select(with_limit).step, limits.state[with_limit]
-        spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
-        part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
-        part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
-    part["limit_status"] = limits.status.to(torch.int8)
-    return part, n_spectral - len(with_limit)
 
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:

@@ -223,7 +223,28 @@ def _(result: ConvergenceResult) -> list[Figure]:
     figures = [_residuals(result), _distances(result, shown), _settling_times(shown)]
     if sum(count > 0 for count in result.regime_counts().values()) > 1:
         figures.append(_classes(result))
-    return [*figures, _rates(result)]
+    bands = {n: band_of(result.of_counted(n), "batch", "pos") for n in ("contraction", "cosine")}
+    factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
+    cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
+    marks, radius = [Reference(1.0, "no contraction")], _known_radius(result)
+    if radius.size:
+        marks.append(Reference(float(radius.median()), "spectral radius (median)"))
+    panels = [
+        LinePanel([factor], "factor per loop", references=marks),
+        LinePanel([cosine], "cosine", references=[Reference(0.0, "")]),
+    ]
+    rates = Figure(
+        title="Rate and direction of the approach",
+        plot=_above_accuracy(result, *panels),
+        caption=(
+            "Above: norm of an update relative to the update before; near a limit it approaches "
+            "the spectral radius. Middle: cosine of the two updates (1 straight, 0.5 spiral, "
+            "negative overshoot). Bands: 80% of the tokens. Lines end at rounding error."
+        ),
+        control="Exact match over the same loops is drawn below.",
+        data=tidy({"exact_match": result.exact_match(), **bands}),
+    )
+    return [*figures, rates]
 
 
 def _classes(result: ConvergenceResult) -> Figure:
@@ -282,30 +303,6 @@ def _residuals(result: ConvergenceResult) -> Figure:
         ),
         control="Exact match over the same loops: a state can converge to wrong answers.",
         data=tidy({"exact_match": result.exact_match(), **measures}),
-    )
-
-
-def _rates(result: ConvergenceResult) -> Figure:
-    bands = {n: band_of(result.of_counted(n), "batch", "pos") for n in ("contraction", "cosine")}
-    factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
-    cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
-    marks, radius = [Reference(1.0, "no contraction")], _known_radius(result)
-    if radius.size:
-        marks.append(Reference(float(radius.median()), "spectral radius (median)"))
-    panels = [
-        LinePanel([factor], "factor per loop", references=marks),
-        LinePanel([cosine], "cosine", references=[Reference(0.0, "")]),
-    ]
-    return Figure(
-        title="Rate and direction of the approach",
-        plot=_above_accuracy(result, *panels),
-        caption=(
-            "Above: norm of an update relative to the update before; near a limit it approaches "
-            "the spectral radius. Middle: cosine of the two updates (1 straight, 0.5 spiral, "
-            "negative overshoot). Bands: 80% of the tokens. Lines end at rounding error."
-        ),
-        control="Exact match over the same loops is drawn below.",
-        data=tidy({"exact_match": result.exact_match(), **bands}),
     )
 
 

@@ -436,8 +436,13 @@ def _weighted_exits(
         here = slice(done, done := done + int(mask[rows].sum()))
         # [deal, loop, asked token], the first of them not dealt
         weights = torch.stack([exits[:, deal[here]] for deal in deals])
-        answers = _mixed(model, inputs[rows], mask[rows], weights)
-        right.append(answers == targets[rows][mask[rows]])
+        iteration, mixture = bind(model, inputs[rows]), torch.zeros(())
+        for loop, h in iteration.run(n_loops, may_diverge=True):
+            if loop > 0:
+                logits = iteration.read(h, loop)[mask[rows].to(h.device)]  # [asked token, class]
+                p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+                mixture = mixture + weights[:, loop - 1, :, None].to(p) * p
+        right.append(mixture.argmax(-1).cpu() == targets[rows][mask[rows]])
     by_token = torch.cat(right, 1).cpu()  # [deal, asked token]
     mean_exit = (exits * torch.arange(1, n_loops + 1)[:, None]).sum(0)  # [asked token]
     if per_token:
@@ -450,18 +455,6 @@ def _weighted_exits(
         )
     own, dealt = exact[0].bool(), exact[1:].double().mean(1)
     return {"weighted_exact": own, "weighted_loops": loops, "weighted_dealt": dealt}
-
-
-def _mixed(model: Any, inputs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """Most probable classes [deal, asked token] of mixtures with weights [deal, loop, token]."""
-    iteration, mixture = bind(model, inputs), 0
-    for loop, h in iteration.run(weights.shape[1], may_diverge=True):
-        if loop == 0:
-            continue
-        logits = iteration.read(h, loop)[mask.to(h.device)]  # [token, class]
-        p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        mixture = mixture + weights[:, loop - 1, :, None].to(p) * p
-    return torch.as_tensor(mixture).argmax(-1).cpu()
 
 
 def _all_of_example(right: Tensor, example: Tensor) -> Tensor:

@@ -84,12 +84,9 @@ def _(result: AttentionResult) -> list[Figure]:
     query, key = np.nonzero((patterns > 0).any(("loop", "layer", "head")).values)
     offsets = result.data["distance"].values  # those that some head may see
     within = np.isin(query - key, offsets).all() and abs(offsets).max() < patterns.sizes["key"] - 1
-    if within and len(offsets) <= 6:  # a narrow window
-        return [_by_offset(result)]
-    return [_patterns(result), _attention_by_loop(result)]
-
-
-def _by_offset(result: AttentionResult) -> Figure:
+    if not within or len(offsets) > 6:
+        return [_patterns(result), _attention_by_loop(result)]
+    # A narrow window: its offsets are all there is to see.
     mass, even = by_head(result.data["mass"]), result.data["mass_even"]
     n_heads, panels = result.data.sizes["head"], []
     for k, head in enumerate(mass["head"].values):
@@ -100,7 +97,7 @@ def _by_offset(result: AttentionResult) -> Figure:
             level = xr.full_like(shares["loop"], value, dtype=float)
             lines.append(Series.of("even attention", level, control=True, markers=len(level) == 1))
         panels.append(LinePanel(lines, "attention", title=str(head), y_range=(0, 1.02)))
-    return Figure(
+    by_offset = Figure(
         title="Attention by offset",
         plot=line_panels(panels, x_title="loop", columns=min(len(panels), 4)),
         caption=(
@@ -110,6 +107,7 @@ def _by_offset(result: AttentionResult) -> Figure:
         control="Dashed: even attention, the same to all positions in the window.",
         data=tidy({"mass": result.data["mass"]}).round(4),
     )
+    return [by_offset]
 
 
 def _patterns(result: AttentionResult) -> Figure:

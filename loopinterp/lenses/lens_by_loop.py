@@ -356,9 +356,9 @@ class _LensReader:
             for name, values in _measures(log_p, log_q, target_class).items():
                 measured[name].append(values)
             read = {"lens": [log_q], "shuffled": []}
-            read["plain"], read["coda"] = (
-                [self._log(readout(place.ended))] for readout in (lens.plain, lens.readout)
-            )
+            for reading, readout in (("plain", lens.plain), ("coda", lens.readout)):
+                if reading in self.readings:
+                    read[reading] = [self._log(readout(place.ended))]
             for order in orders:
                 order = order.to(first.device)
                 # A layer may be narrower than the state: then in the order of its own components.

@@ -83,8 +83,12 @@ def _distance(result: LensResult) -> list[Finding]:
             f"shuffled state components. The mean final distribution is {_nats(unigram)} away."
         )
         return [Finding(text)]
+    # Numbers as spans: [1, 2, 3, 5] is "1 to 3, 5".
+    runs = groupby(enumerate(far), lambda numbered: numbered[1] - numbered[0])
+    spans = [[t for _, t in run] for _, run in runs]
+    after = ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
     text = (
-        f"After loop{'s' * (len(far) > 1)} {_ranges(far)} the {lens} is further from the final "
+        f"After loop{'s' * (len(far) > 1)} {after} the {lens} is further from the final "
         f"distribution than the mean distribution is: {_nats(lens_kl.sel(loop=far[0]))} against "
         f"{_nats(unigram)} after loop {far[0]}. "
     )
@@ -103,12 +107,6 @@ def _target(result: LensResult) -> str:
 
 def _nats(value: SupportsFloat) -> str:
     return f"{float(value):.2f} nats"
-
-
-def _ranges(loops: list[int]) -> str:
-    """Numbers as spans: [1, 2, 3, 5] is "1 to 3, 5"."""
-    spans = [[t for _, t in run] for _, run in groupby(enumerate(loops), lambda x: x[1] - x[0])]
-    return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
 
 
 @figures_of.register
