@@ -78,7 +78,7 @@ def _(result: BasinMapResult) -> list[Finding]:
 
 @figures_of.register
 def _(result: BasinMapResult) -> list[Figure]:
-    data, names = result.data, _names(result)
+    data = result.data
     arrays = tidy({name: data[name] for name in ("reached", "loops", "exact", "next_reached")})
     corners = [str(name) for name in data["corner"].values]
     places = zip(data["corner_x"].values.tolist(), data["corner_y"].values.tolist())
@@ -99,7 +99,7 @@ def _(result: BasinMapResult) -> list[Figure]:
         ),
         data=arrays,
     )
-    maps, colours = _categories(result, names)
+    names, maps, colours = _categories(result)
     if all(int(cells.min()) == int(cells.max()) for cells in maps.values()):
         return [time] if loops.notnull().any() else []  # one colour: the finding says it
     shares, control = result.by_distance(), result.next_by_distance()
@@ -138,9 +138,15 @@ def _(result: BasinMapResult) -> list[Figure]:
 
 
 def _categories(
-    result: BasinMapResult, names: dict[int, str]
-) -> tuple[dict[str, xr.DataArray], dict[str, str]]:
-    """Category of each cell, under this input and the next; colours."""
+    result: BasinMapResult,
+) -> tuple[dict[int, str], dict[str, xr.DataArray], dict[str, str]]:
+    """Names of the largest limits; category of each cell, here and under the next input; colours."""
+    limits = result.limits()
+    largest = limits.drop(index=0, errors="ignore").nlargest(len(_OTHERS), "share")
+    right = {0.0: " (wrong)", 1.0: " (right)"}
+    exactness = {k: right.get(exact, " (right in part)") for k, exact in limits["exact"].items()}
+    names = {0: "clean limit" + exactness.get(0, "")}
+    names |= {k: f"limit {k}{exactness[k]}" for k in largest.index}
     here, there = result.data["reached"], result.data["next_reached"]
     rest, none = "smaller basins", "no limit"
     of_next, other_of_next = "the next input's clean limit", "another limit of the next input"
@@ -153,7 +159,7 @@ def _categories(
     shown = {name: c for name, c in colours.items() if name in {*kinds.flat, *under_next.flat}}
     code = np.vectorize({name: k for k, name in enumerate(shown)}.get)
     maps = {"this input": kinds, "the next input (control)": under_next}
-    return {title: here.copy(data=code(cells)) for title, cells in maps.items()}, shown
+    return names, {title: here.copy(data=code(cells)) for title, cells in maps.items()}, shown
 
 
 def _spell_plane(corners: list[str]) -> str:
@@ -161,18 +167,6 @@ def _spell_plane(corners: list[str]) -> str:
     other = any(name.startswith("other ") for name in corners)
     note = "; “other” is another input's limit" if other else ""
     return f"the plane of its limit, {' and '.join(corners)} (crosses{note})"
-
-
-def _names(result: BasinMapResult) -> dict[int, str]:
-    """Limit -> name, for the clean one and the largest others."""
-    limits = result.limits()
-    largest = limits.drop(index=0, errors="ignore").nlargest(len(_OTHERS), "share")
-    right = {0.0: " (wrong)", 1.0: " (right)"}
-    exactness = {k: right.get(exact, " (right in part)") for k, exact in limits["exact"].items()}
-    return {
-        0: "clean limit" + exactness.get(0, ""),
-        **{k: f"limit {k}{exactness[k]}" for k in largest.index},
-    }
 
 
 @findings_of.register

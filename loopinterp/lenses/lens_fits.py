@@ -333,8 +333,7 @@ def check_lens(lens: LensName | FittedLens | Any) -> str:
     """The name of a lens; an InputError if it is unknown."""
     if isinstance(lens, FittedLens):
         return lens.kind
-    check_choice("lens", lens, get_args(LensName))
-    return lens
+    return check_choice("lens", lens, get_args(LensName))
 
 
 def loops_of_lens(lens: LensName | FittedLens, n_loops: int | None) -> int | None:
