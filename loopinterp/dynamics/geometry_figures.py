@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -184,12 +185,13 @@ def _ranks(result: GeometryResult) -> Figure:
 
 
 def _trajectories(result: GeometryResult) -> Iterator[Figure]:
-    tokens = _shown(result)
-    lines, heights = [], {}
-    for name, paths, colour, dashed in _groups(tokens):
-        x, y, *others = joined(paths).T
-        lines.append(Series(name, x, y, colour=colour, markers=False, control=dashed))
-        heights[name] = others[0] if others else None
+    n_drawn = result.data.sizes["shown"]
+    of_tokens = result.data[["right", "regime", "settling"]].isel(batch=slice(n_drawn))
+    drawn = result.data[["path", "path_limit"]].merge(of_tokens.rename(batch="shown"))
+    every = drawn.stack(token=("shown", "pos"), create_index=False)
+    complete = every["path"].notnull().all(("loop", "component"))
+    tokens = every.isel(token=complete.values.nonzero()[0][:24])
+    lines, heights = _class_lines(tokens)
     legend = "Colours: class of the trajectory."
     if any(line.control for line in lines):
         legend += " Dashed: wrong answers at the end."
@@ -226,17 +228,8 @@ def _trajectories(result: GeometryResult) -> Iterator[Figure]:
         )
 
 
-def _shown(result: GeometryResult) -> xr.Dataset:
-    n_shown = result.data.sizes["shown"]
-    of_tokens = result.data[["right", "regime", "settling"]].isel(batch=slice(n_shown))
-    drawn = result.data[["path", "path_limit"]].merge(of_tokens.rename(batch="shown"))
-    tokens = drawn.stack(token=("shown", "pos"), create_index=False)
-    complete = tokens["path"].notnull().all(("loop", "component"))
-    return tokens.isel(token=complete.values.nonzero()[0][:24])
-
-
-def _groups(tokens: xr.Dataset) -> Iterator[tuple[str, np.ndarray, str, bool]]:
-    """Name, paths ``[path, loop, component]``, colour, dashing."""
+def _class_lines(tokens: xr.Dataset) -> tuple[list[Series], dict[str, Any]]:
+    """The paths of each class as a line in the plane; their heights above it."""
     paths = tokens["path"].transpose("token", "loop", "component").values
     settling, regime = tokens["settling"], tokens["regime"]
     drifting = settling == SettlingClass.DRIFTING
@@ -247,10 +240,15 @@ def _groups(tokens: xr.Dataset) -> Iterator[tuple[str, np.ndarray, str, bool]]:
         "drifting (drift)": ("magenta", drifting & (regime == Regime.DRIFT)),
         "drifting (other)": ("grey", drifting & ~regime.isin([Regime.ORBIT, Regime.DRIFT])),
     }
-    for (name, (colour, rows)), wrong in itertools.product(kinds.items(), (False, True)):
+    lines, heights = [], {}  # a height is None without a third component
+    for (kind, (colour, rows)), wrong in itertools.product(kinds.items(), (False, True)):
         chosen = (rows & ((tokens["right"] == 0) == wrong)).values
         if chosen.any():
-            yield name + ", wrong" * wrong, paths[chosen], colour, wrong
+            name = kind + ", wrong" * wrong
+            x, y, *others = joined(paths[chosen]).T
+            lines.append(Series(name, x, y, colour=colour, markers=False, control=wrong))
+            heights[name] = others[0] if others else None
+    return lines, heights
 
 
 def _table(tokens: xr.Dataset) -> pd.DataFrame:

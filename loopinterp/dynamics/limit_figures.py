@@ -140,7 +140,7 @@ def _(result: BasinMapResult) -> list[Figure]:
 def _categories(
     result: BasinMapResult,
 ) -> tuple[dict[int, str], dict[str, xr.DataArray], dict[str, str]]:
-    """Names of the largest limits; category of each cell, here and under the next input; colours."""
+    """Names of the largest limits; category of each cell, by input; colours."""
     limits = result.limits()
     largest = limits.drop(index=0, errors="ignore").nlargest(len(_OTHERS), "share")
     right = {0.0: " (wrong)", 1.0: " (right)"}
