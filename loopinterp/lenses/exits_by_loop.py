@@ -244,9 +244,7 @@ def exit_study(
         example = example.repeat_interleave(mask.sum(1)) if per == "token" else example
         answers = torch.cat([part["_answer"].cpu() for part in parts], 1)  # [loop, row, ...]
         if gate is not None:
-            arrays |= _weighted_exits(
-                model, inputs, targets, mask, gate, n_loops, per == "token", seed
-            )
+            arrays |= _weighted_exits(model, inputs, targets, mask, gate, n_loops, per, seed)
         if frozen:
             arrays |= _frozen_exits(model, inputs, targets, mask, listed, n_loops, slices, example)
         return ExitResult.of(
@@ -413,7 +411,7 @@ def _weighted_exits(
     mask: Tensor,
     gate: Callable[[Tensor], Tensor],
     n_loops: int,
-    per_token: bool,
+    per: Per,
     seed: int,
 ) -> dict[str, Tensor]:
     """Weighted exits of the asked tokens, with their own distribution and with others'."""
@@ -445,7 +443,7 @@ def _weighted_exits(
         right.append(mixture.argmax(-1).cpu() == targets[rows][mask[rows]])
     by_token = torch.cat(right, 1).cpu()  # [deal, asked token]
     mean_exit = (exits * torch.arange(1, n_loops + 1)[:, None]).sum(0)  # [asked token]
-    if per_token:
+    if per == "token":
         exact, loops = by_token, mean_exit
     else:
         example = torch.arange(len(inputs)).repeat_interleave(mask.sum(1))

@@ -111,14 +111,13 @@ def probe_study(
     need_hooks(model)
     if random_model is not None:
         need_hooks(random_model)
-    if probe is not None and not isinstance(probe, LinearProbe):
+    probe = RidgeProbe() if probe is None else probe
+    if not isinstance(probe, LinearProbe):
         fix = "Pass probe=RidgeProbe() or probe=LogisticProbe(), for instance."
         raise InputError("probe", expected="a LinearProbe", given=repr(probe), fix=fix)
     _check_sites(model, sites)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
-    targets = {name: x(inputs) if callable(x) else x for name, x in targets.items()}
-    probe = probe or RidgeProbe()
     generator = torch.Generator().manual_seed(seed)
     labels = _stack_targets(targets, n_loops, inputs)
     if train is None:
@@ -156,14 +155,10 @@ def probe_study(
         )
         majority = [majority_accuracy(labels[..., fit], labels[..., test]) for fit, test in halves]
         coded = [_code_lengths(x, labels, halves) for x in trained] if code_lengths else None
+        coords = {"loop": range(n_loops), "site": sites, "group": [*groups], "target": [*targets]}
         return ProbeResult.of(
             watch,
-            coords={
-                "loop": range(n_loops),
-                "site": sites,
-                "group": list(groups),
-                "target": list(targets),
-            },
+            coords=coords,
             accuracy=scores[0],
             control_task=scores[1:].mean(0),
             random_model=np.stack(
@@ -259,13 +254,15 @@ def _code_lengths(
 
 
 def _stack_targets(
-    targets: Mapping[str, Tensor], n_loops: int, inputs: Tensor
+    targets: Mapping[str, Tensor | Callable[[Tensor], Tensor]], n_loops: int, inputs: Tensor
 ) -> Int[Tensor, "target loop batch pos"]:
     check_integer("n_loops", n_loops, least=1)
     if not targets:
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]
-    for name, y in targets.items():
+    stacked = []
+    for name, target in targets.items():
+        y: Any = target(inputs) if callable(target) else target
         fits = tuple(getattr(y, "shape", ())) in ((batch, n_pos), (n_loops, batch, n_pos))
         if not fits or y.is_floating_point():
             raise InputError(
@@ -275,8 +272,8 @@ def _stack_targets(
                 given=describe_tensor(y),
                 fix="Give one class for each position, IGNORE where there is none.",
             )
-    # [target, loop, batch, pos]
-    return torch.stack([y.long().expand(n_loops, batch, n_pos) for y in targets.values()])
+        stacked.append(y.long().expand(n_loops, batch, n_pos))
+    return torch.stack(stacked)  # [target, loop, batch, pos]
 
 
 def _activations(
