@@ -161,7 +161,7 @@ def geometry_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
     with runs.limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
-        sets: dict[str, _StateMoments] = {}
+        sets = {name: _StateMoments() for name in ("loops", EMBEDDING, LIMITS)}
         shown, parts = [], []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
@@ -170,9 +170,9 @@ def geometry_study(
             reached = limits.has_limit  # [batch]
             # Limit points, NaN where none was reached, [batch, pos, d_model]
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
-            _add(sets, "loops", states[:, tokens])
-            _add(sets, EMBEDDING, iteration.e[tokens])
-            _add(sets, LIMITS, middle[reached][tokens[reached]])
+            sets["loops"].add(states[:, tokens])
+            sets[EMBEDDING].add(iteration.e[tokens])
+            sets[LIMITS].add(middle[reached][tokens[reached]])
             n_shown = max(0, min(n_trajectories, len(batch)) - rows.start)
             shown.append(torch.cat([states[:, :n_shown], middle[None, :n_shown]]))
             answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
@@ -225,27 +225,19 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
     return {"path": path[:-1], "path_limit": path[-1], "explained": explained}
 
 
-def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
-    """Add states ``[*lead, sample, d_model]`` to a set."""
-    if name in sets:
-        sets[name].add(states)
-    elif states.shape[-2]:
-        sets[name] = _StateMoments(states)
-
-
 def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> dict[str, Tensor]:
     arrays, width = _dimension(sets["loops"]), sets["loops"].origin.shape[-1]
-    others = [sets.get(name) for name in (EMBEDDING, LIMITS)]
+    others = [sets[name] for name in (EMBEDDING, LIMITS)]
     each = [_dimension(moments) for moments in others]
     arrays |= {f"set_{name}": torch.stack([d[name] for d in each]) for name in arrays}
-    counts = [0 if moments is None else moments.count for moments in others]
+    counts = [moments.count for moments in others]
     draws = [_gaussian(count, width, generator) for count in counts]
     arrays |= {f"control_{name}": torch.stack([d[name] for d in draws]) for name in draws[0]}
     return {**arrays, "set_size": torch.tensor(counts)}
 
 
-def _dimension(moments: _StateMoments | None) -> dict[str, Tensor]:
-    if moments is None:
+def _dimension(moments: _StateMoments) -> dict[str, Tensor]:
+    if not moments.count:
         return dict.fromkeys(("rank", "participation", "spread"), torch.tensor(float("nan")))
     singular = moments.singular_values()
     values = {"rank": _rank(singular), "participation": _participation(singular)}
@@ -256,11 +248,11 @@ def _dimension(moments: _StateMoments | None) -> dict[str, Tensor]:
 def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
     draws = []
     for _ in range(4 if count else 0):
-        sets: dict[str, _StateMoments] = {}
+        moments = _StateMoments()
         for rows in runs.chunks(count, 8 * width):
             shape = rows.stop - rows.start, width
-            _add(sets, "", torch.randn(shape, generator=generator, dtype=torch.float64))
-        draws.append(_dimension(sets[""]))
+            moments.add(torch.randn(shape, generator=generator, dtype=torch.float64))
+        draws.append(_dimension(moments))
     nothing = torch.full((4,), float("nan"), dtype=torch.float64)
     names = ("rank", "participation")
     return {n: torch.stack([d[n] for d in draws]) if draws else nothing for n in names}
@@ -299,7 +291,9 @@ def _singular_values(states: Tensor) -> Tensor:
             fix="Flatten examples and positions into one axis.",
         )
     check_finite(states.reshape(-1, states.shape[-1]), "states")
-    return _StateMoments(states).singular_values()
+    moments = _StateMoments()
+    moments.add(states)
+    return moments.singular_values()
 
 
 @dataclass(frozen=True, repr=False)
@@ -361,16 +355,17 @@ class _StateMoments:
     Sums are about a state near the mean, for precision.
     """
 
-    def __init__(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
-        self.origin = states.double().mean(dim=-2)
-        self.eps = torch.finfo(states.dtype).eps
-        self.count = 0
-        self.total = torch.zeros_like(self.origin)  # [*lead, d_model]
-        self.products = torch.zeros(*self.total.shape, states.shape[-1]).to(self.total)
-        self.add(states)
+    count = 0
 
     def add(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
         n_sample, width = states.shape[-2:]
+        if not n_sample:
+            return
+        if not self.count:
+            self.origin = states.double().mean(dim=-2)
+            self.eps = torch.finfo(states.dtype).eps
+            self.total = torch.zeros_like(self.origin)  # [*lead, d_model]
+            self.products = torch.zeros(*self.total.shape, width).to(self.total)
         total, products = self.total.view(-1, width), self.products.view(-1, width, width)
         flat = zip(states.reshape(-1, n_sample, width), self.origin.view(-1, width))
         # Set by set, [sample, d_model]: float64 of all at once takes many times the memory.

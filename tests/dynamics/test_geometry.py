@@ -27,7 +27,7 @@ from loopinterp.dynamics import (
     principal_axes,
     run_loops,
 )
-from loopinterp.dynamics.geometry import _add, _dimensions, _StateMoments
+from loopinterp.dynamics.geometry import _dimensions, _StateMoments
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import Addition, Batch, as_batch
 from tests.dynamics.toys import LinearModel, batch_of_ones, random_state, rotation
@@ -257,7 +257,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 def test_parts_add_up_to_the_whole() -> None:
     states = random_state(3, 20, 5) + 50
-    moments = _StateMoments(states[:, :4])
+    moments = _StateMoments()
+    moments.add(states[:, :4])
     moments.add(states[:, 4:11])
     moments.add(states[:, 11:])
     assert moments.count == 20
@@ -271,24 +272,27 @@ def test_parts_add_up_to_the_whole() -> None:
 def test_what_is_not_finite_has_no_values_and_spoils_no_other_set() -> None:
     states = random_state(2, 10, 3)
     states[1, 4, 0] = float("inf")
-    singular = _StateMoments(states).singular_values()
+    moments = _StateMoments()
+    moments.add(states)
+    singular = moments.singular_values()
     assert singular[0].isfinite().all() and singular[1].isnan().all()
 
 
 def test_a_small_spread_far_from_zero_is_measured() -> None:
     states = 1e6 + 1e-3 * random_state(50, 4)
     centred = states - states.mean(dim=0)
-    moments = _StateMoments(states[:7])
+    moments = _StateMoments()
+    moments.add(states[:7])
     moments.add(states[7:])
     expected = torch.linalg.svdvals(centred).flip(0)
     torch.testing.assert_close(moments.singular_values(), expected, rtol=1e-4, atol=0.0)
 
 
 def test_the_control_has_as_many_vectors() -> None:
-    sets: dict[str, _StateMoments] = {}
-    _add(sets, "loops", random_state(3, 6, 40))
-    _add(sets, "embedding", random_state(3, 40))
-    _add(sets, "limits", random_state(0, 40))
+    sets = {name: _StateMoments() for name in ("loops", "embedding", "limits")}
+    sets["loops"].add(random_state(3, 6, 40))
+    sets["embedding"].add(random_state(3, 40))
+    sets["limits"].add(random_state(0, 40))
     arrays = _dimensions(sets, torch.Generator().manual_seed(0))
     assert arrays["set_size"].tolist() == [3, 0] and arrays["rank"].shape == (3,)
     # Three vectors about their mean span two dimensions, however many features there are.
