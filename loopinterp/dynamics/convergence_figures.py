@@ -323,16 +323,16 @@ def _distances(result: ConvergenceResult, shown: ConvergenceResult) -> Figure:
         values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
         tables.append(tidy(values).assign(of=title))
     without = result.data["limit_status"] != Status.CONVERGED
-    note = f" {int(without.sum())} of {without.size} examples have no fixed point: their distance "
-    note += "is to the last state."
+    note = ""
+    if without.any():
+        note = f" {int(without.sum())} of {without.size} examples have no fixed point: their "
+        note += "distance is to the last state."
     return Figure(
         title="Distance to the " + ("last state reached" if without.all() else "limit"),
         plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
         caption=(
             "Distance of a position's state from its limit, relative to the limit's norm (dark: "
-            "near). A slanted edge is a front that passes through the sequence."
-            + note
-            * bool(without.any())
+            f"near). A slanted edge is a front that passes through the sequence.{note}"
         ),
         control="Line: the loop from which the answer is right to the end (a gap where never).",
         data=pd.concat(tables, ignore_index=True),
