@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -450,14 +451,15 @@ def _places(n_loops: int, n_layers: int) -> list[tuple[int, Layer]]:
 
 def _parameters(path: Path, n_maps: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A and b of each translator, in float32 or wider."""
+    expected = f"{n_maps} linear translators of width {width}"
+    wrong = partial(CheckpointError, f"file {path}", expected=expected, fix=_FIX)
     data = read_bytes(path)
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises errors of any type
-        got = f"a file that does not load ({type(error).__name__})"
-        raise _wrong(path, n_maps, width, got) from error
+        raise wrong(given=f"a file that does not load ({type(error).__name__})") from error
     if not isinstance(state, dict):
-        raise _wrong(path, n_maps, width, f"a {type(state).__name__}")
+        raise wrong(given=f"a {type(state).__name__}")
     biased = "0.bias" in state
     shapes: dict[str, list[int]] = {f"{i}.weight": [width, width] for i in range(n_maps)}
     shapes |= {f"{i}.bias": [width] for i in range(n_maps)} if biased else {}
@@ -468,13 +470,8 @@ def _parameters(path: Path, n_maps: int, width: int) -> tuple[torch.Tensor, torc
     if shapes_there != shapes:
         every = [*shapes_there, *shapes]
         name = next(str(k) for k in every if shapes_there.get(k) != shapes.get(k))
-        raise _wrong(path, n_maps, width, f"{name!r} of shape {shapes_there.get(name)}")
+        raise wrong(given=f"{name!r} of shape {shapes_there.get(name)}")
     W = torch.stack([state[f"{i}.weight"] for i in range(n_maps)])  # [place, to, from]
     W = W.to(torch.promote_types(W.dtype, torch.float32))
     b = torch.stack([state[f"{i}.bias"] for i in range(n_maps)]) if biased else W[..., 0] * 0
     return W + torch.eye(width, dtype=W.dtype), b.to(W.dtype)
-
-
-def _wrong(path: Path, n_maps: int, width: int, got: str) -> CheckpointError:
-    expected = f"{n_maps} linear translators of width {width}"
-    return CheckpointError(f"file {path}", expected=expected, given=got, fix=_FIX)
