@@ -222,9 +222,8 @@ def exit_study(
         parts, score_parts = [], []
         slices = list(chunks(len(inputs), size))
         for rows in track(slices, "exits"):
-            part = _follow(
-                model, inputs[rows], None if targets is None else targets[rows], n_loops, per
-            )
+            right = None if targets is None else targets[rows]
+            part = _follow(model, inputs[rows], right, n_loops, per)
             if precise is not None:  # the same answers are right
                 with no_autocast(inputs.device):
                     other = _follow(precise, inputs[rows], part["_right"], n_loops, per)
@@ -237,12 +236,11 @@ def exit_study(
             score_parts.append([s[:, mask] if per == "token" else s for s in scores])
         scores = [torch.cat([s.cpu() for s in each], 1) for each in zip(*score_parts)]
         arrays = gather(ExitResult, parts)
-        mask, right, targets = (
-            torch.cat([part[key].cpu() for part in parts]) for key in ("_mask", "_want", "_right")
+        mask, targets = (
+            torch.cat([part[key].cpu() for part in parts]) for key in ("_mask", "_right")
         )
         example = torch.arange(len(inputs))
         example = example.repeat_interleave(mask.sum(1)) if per == "token" else example
-        answers = torch.cat([part["_answer"].cpu() for part in parts], 1)  # [loop, row, ...]
         if gate is not None:
             arrays |= _weighted_exits(model, inputs, targets, mask, gate, n_loops, per, seed)
         if frozen:
@@ -253,7 +251,7 @@ def exit_study(
             **arrays,
             score=torch.stack(scores),
             **_sweep(arrays["exact"], scores, listed, example),
-            another=_of_another(answers, right),
+            another=_of_another(parts),
             answer_loops=ends.cpu()[example],
             example=example,
             targets=has_targets,
@@ -325,8 +323,10 @@ def _follow(
     return arrays
 
 
-def _of_another(answers: Tensor, right: Tensor) -> Tensor:
+def _of_another(parts: list[dict[str, Tensor]]) -> Tensor:
     """Whether the right answer of another row, if it differs, is read at some loop."""
+    answers = torch.cat([part["_answer"].cpu() for part in parts], 1)  # [loop, row, ...]
+    right = torch.cat([part["_want"].cpu() for part in parts])
     other = right.roll(1, 0)
     at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
     return torch.where((other == right).all(1), math.nan, at_some.double())
