@@ -41,9 +41,18 @@ def _(result: PatchingSweep) -> list[Finding]:
         )
         return [Finding(text, value="none")]
     best = table.to_dict("records")[int(np.nanargmax(gain))]
+    if result.component == STATE:
+        where = f"after {best['loop']} loop" + ("s" if best["loop"] != 1 else "")
+    elif best["section"] == BLOCK:
+        where = f"in loop {best['loop']}" + (f", layer {best['layer']}" if result.by_layer else "")
+    else:
+        where = f"in layer {best['layer']} of the {best['section']}"
+    where += f", head {best['head']}" if result.by_head else ""
+    at = {"all": "at all positions", "chosen": "at one position"}
+    where += " " + at.get(best["pos"], f"at position {best['pos']}")
     value = percent(best["recovered"])
     text = (
-        f"Patching {_component(result)} {_place(result, best)} recovers {value} of the source's "
+        f"Patching {_component(result)} {where} recovers {value} of the source's "
         f"answers. A patch from an unrelated input gives {percent(best['control_recovered'])}."
     )
     alike = int((gain == np.nanmax(gain)).sum())
@@ -62,19 +71,6 @@ def _component(result: PatchingSweep) -> str:
         STATE: "the state",
     }
     return words.get(result.component, f"`{result.component}`")
-
-
-def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
-    if result.component == STATE:
-        where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
-    elif row["section"] == BLOCK:
-        where = f"in loop {row['loop']}" + (f", layer {row['layer']}" if result.by_layer else "")
-    else:
-        where = f"in layer {row['layer']} of the {row['section']}"
-    if result.by_head:
-        where += f", head {row['head']}"
-    at = {"all": " at all positions", "chosen": " at one position"}
-    return where + at.get(row["pos"], f" at position {row['pos']}")
 
 
 @figures_of.register
@@ -129,7 +125,16 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
         rest = "The colour scale ends at the largest share. The data has the metric as well."
         how = (shown if len(sites) > 1 else "") + rest
         return _maps(panels, x_title="position patched", y_title=row), how
-    named = _named(result, data.isel(pos=0))
+    data = data.isel(pos=0)
+    # A caller's metric may have the name of another line.
+    taken = result.metric in (_RECOVERED, _CONTROL)
+    effect = f"metric {result.metric!r}" if taken else result.metric
+    named = {
+        _RECOVERED: data["recovered"],
+        _CONTROL: data["control_recovered"],
+        effect: data["effect"],
+        f"{_CONTROL}, {effect}": data["control_effect"],
+    }
     if data.sizes["site"] > 1:
         return _maps(named, x_title="", y_title=row), scale
     lines = [
@@ -139,17 +144,6 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
     if row == "layer":
         return bars_with_intervals(lines, value_title=_UNPATCHED), scale
     return line_figure(lines, x_title=row, y_title=_UNPATCHED), scale
-
-
-def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    taken = result.metric in (_RECOVERED, _CONTROL)
-    effect = f"metric {result.metric!r}" if taken else result.metric
-    return {
-        _RECOVERED: data["recovered"],
-        _CONTROL: data["control_recovered"],
-        effect: data["effect"],
-        f"{_CONTROL}, {effect}": data["control_effect"],
-    }
 
 
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
@@ -272,8 +266,11 @@ _STEERED |= {"clamp": "Clamping the direction in"}
 
 @findings_of.register
 def _(result: SteeringSweep) -> list[Finding]:
-    changed = result.data["changed"].sel({ESTIMATE: "value"})
-    n_beyond, n_cells = int(result.beyond_control().sum()), changed.size
+    changed, control = (
+        x.sel({ESTIMATE: "value"}) for x in (result.data["changed"], result.control())
+    )
+    beyond = result.beyond_control()
+    n_beyond, n_cells = int(beyond.sum()), changed.size
     text = f"{_STEERED[result.mode]} `{result.component}` at one loop "
     if not n_beyond:
         text += (
@@ -281,28 +278,19 @@ def _(result: SteeringSweep) -> list[Finding]:
             f"the same norm ({n_cells} pairs of loop and strength)."
         )
         return [Finding(text, value="no more than random")]
-    at = _strongest(result)
-    value, low, high = (float(x) for x in result.data["changed"].sel(at).values)
-    control = percent(result.control().sel({**at, ESTIMATE: "value"}))
+    # The largest gain over the control, among those that no random direction reaches.
+    best = (changed - control).where(beyond, -np.inf).argmax(["loop", "strength"])
+    cell = result.data["changed"].isel(best)
+    loop, strength = int(cell["loop"]), float(cell["strength"])
+    value, low, high = (float(x) for x in cell.values)
     text += (
         f"changes the answers of {percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of examples "
-        f"in loop {at['loop']} at strength {at['strength']:g}, where it exceeds random directions "
-        f"of the same norm most ({control}). It changes more answers (low end of the interval) "
-        f"than every random direction at {n_beyond} of {n_cells} pairs of loop and strength."
+        f"in loop {loop} at strength {strength:g}, where it exceeds random directions of the same "
+        f"norm most ({percent(control.isel(best))}). It changes more answers (low end of the "
+        f"interval) than every random direction at {n_beyond} of {n_cells} pairs of loop and "
+        "strength."
     )
-    return [Finding(text, value=f"{percent(value)} in loop {at['loop']}")]
-
-
-def _strongest(result: SteeringSweep) -> dict[str, Any]:
-    gain = result.data["changed"].sel({ESTIMATE: "value"}) - result.control().sel(
-        {ESTIMATE: "value"}
-    )
-    gain = gain.where(result.beyond_control(), -np.inf)
-    row, column = np.unravel_index(int(gain.values.argmax()), gain.shape)
-    return {
-        "loop": int(result.data["loop"][row]),
-        "strength": float(result.data["strength"][column]),
-    }
+    return [Finding(text, value=f"{percent(value)} in loop {loop}")]
 
 
 @figures_of.register

@@ -190,7 +190,7 @@ def patching_sweep(
     if place is not None:
         component, loops = place.component, [place.loop or 0]
     target = patched_component(model, component)
-    groups = _head_groups(target, heads, base.device)
+    groups, head_names = _head_groups(target, heads, base.device)
     third = unrelated(source) if other is None else other
     places, place_names = chosen_positions(positions, base)
     of_state = target.name == STATE
@@ -225,7 +225,7 @@ def patching_sweep(
             coords={
                 "loop": chosen,
                 "layer": layers or [no_layer],
-                "head": _head_labels(target, heads),
+                "head": head_names,
                 "pos": place_names,
                 **{f"{section}_layer": range(x.shape[1]) for section, x in around.items()},
             },
@@ -242,10 +242,12 @@ def patching_sweep(
 
 def _head_groups(
     target: Patched, heads: Sequence[int] | None, device: torch.device
-) -> Bool[Tensor, "group head"]:
+) -> tuple[Bool[Tensor, "group head"], Sequence[int | str]]:
+    """The heads that are patched together, and a name for each group."""
     n_heads = target.n_heads
     if heads is None:
-        return torch.eye(n_heads or 1, dtype=torch.bool, device=device)
+        each = torch.eye(n_heads or 1, dtype=torch.bool, device=device)
+        return each, ["all"] if n_heads is None else range(n_heads)
     if n_heads is None or not heads:
         raise InputError(
             "heads",
@@ -253,19 +255,10 @@ def _head_groups(
             given=f"{list(heads)} of {target.name!r}",
             fix="Leave it out, or patch z, q, k, v or pattern.",
         )
-    chosen = [check_integer("heads", head, least=-n_heads, most=n_heads - 1) for head in heads]
+    chosen = {check_integer("heads", h, least=-n_heads, most=n_heads - 1) % n_heads for h in heads}
     group = torch.zeros(1, n_heads, dtype=torch.bool, device=device)
-    group[0, chosen] = True
-    return group
-
-
-def _head_labels(target: Patched, heads: Sequence[int] | None) -> Sequence[int | str]:
-    if target.n_heads is None:
-        return ["all"]
-    n_heads = target.n_heads
-    if heads is None:
-        return range(n_heads)
-    return ["+".join(str(head) for head in sorted({head % n_heads for head in heads}))]
+    group[0, sorted(chosen)] = True
+    return group, ["+".join(map(str, sorted(chosen)))]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -286,15 +279,20 @@ class _Sweep:
         self, loops: list[int], layers: Sequence[int | None]
     ) -> Float[np.ndarray, "measure loop layer head place"]:
         """Patches of the state or inside the loop, with 256 MiB of activations at a time."""
-        size = 1
-        if self.target.name != STATE:
-            key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
-            size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
-        at_a_time = max(1, 2**26 // size)
-        parts = [loops[k : k + at_a_time] for k in range(0, len(loops), at_a_time)]
-        return np.concatenate(
-            [np.stack([self._site(part, k) for k in layers], axis=2) for part in parts], axis=1
-        )
+        if self.target.name == STATE:
+            patched = self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
+            return patched[:, :, None]
+        key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
+        size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
+        at_a_time, by_part = max(1, 2**26 // size), []
+        for first in range(0, len(loops), at_a_time):
+            part, by_layer = loops[first : first + at_a_time], []
+            for layer in layers:
+                names = [self._name(BLOCK, t, layer) for t in part]
+                values = self._activations(names, min(part), max(part) + 1)
+                by_layer.append(self._side_by_side(part, values, (BLOCK, layer)))
+            by_part.append(np.stack(by_layer, axis=2))
+        return np.concatenate(by_part, axis=1)
 
     def around(self) -> dict[str, Float[np.ndarray, "measure layer head place"]]:
         n_loops, sections = self.states.shape[1] - 1, {}
@@ -331,15 +329,6 @@ class _Sweep:
             for inputs, states in zip(self.inputs, self.states)
         ]
         return torch.stack([torch.stack([cache[name] for cache in caches]) for name in names])
-
-    def _site(
-        self, loops: list[int], layer: int | None
-    ) -> Float[np.ndarray, "measure loop head place"]:
-        if self.target.name == STATE:
-            return self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
-        names = [self._name(BLOCK, t, layer) for t in loops]
-        values = self._activations(names, min(loops), max(loops) + 1)
-        return self._side_by_side(loops, values, (BLOCK, layer))
 
     def _with_hook(
         self, name: str, sources: Float[Tensor, "source batch ..."], start: int

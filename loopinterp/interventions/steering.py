@@ -128,7 +128,11 @@ def steer(
                 fix="Take the direction from the same activation.",
             )
         v = direction.to(x)
-        new = x + strength * v if mode == "add" else _along(x, v, strength, mode)
+        new = x + strength * v
+        if mode != "add":
+            unit = v / v.norm()
+            part = (x @ unit)[..., None] * unit  # of x along the direction, in the shape of x
+            new = x - strength * part if mode == "project" else new - part
         inside = places_of(positions, x)
         inside = inside.reshape(*inside.shape, *[1] * (x.ndim - 2))  # [batch, pos, 1 (, 1)]
         if head is not None:
@@ -139,12 +143,6 @@ def steer(
         return torch.where(inside, new, x)
 
     return hook
-
-
-def _along(x: Tensor, v: Tensor, strength: float, mode: Mode) -> Tensor:
-    unit = v / v.norm()
-    part = (x @ unit)[..., None] * unit  # the part of x along the direction, in the shape of x
-    return x - strength * part if mode == "project" else x + strength * v - part
 
 
 @checked
