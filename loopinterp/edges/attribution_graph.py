@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.errors import check_choice, need
 from loopinterp.core.storage import write_json
 from loopinterp.edges.edge_study import EdgeStudy
 from loopinterp.edges.unrolled_graph import INPUT, READOUT, Component, TiedEdge
@@ -43,11 +43,17 @@ def write_attribution_graph(
 
     Source: the JSON schema of Neuronpedia (``graph-schema.json``), and circuit-tracer 0.5.
     """
-    score = _score_of(result, score)
+    effects = result.data["effect"]
+    known = effects["score"].values.tolist()
+    usable = [name for name in known if not bool(effects.sel(score=name).isnull().all())]
+    if score is None:
+        score = "edge_ig" if "edge_ig" in usable else usable[0]
+    check_choice("score", score, known)
+    expected, fix = "a score of unrolled edges", "Run edge_study with unrolled_exact=True."
+    need(score in usable, "score", expected, f"{score!r}, of tied edges", fix)
     tied = result.tied_edges() if count is None else result.tied_edges(score=score, count=count)
-    if not tied:
-        expected, fix = "a circuit with edges", "Pass count=, a number of tied edges."
-        raise InputError("result", expected=expected, given="none after pruning", fix=fix)
+    expected, fix = "a circuit with edges", "Pass count=, a number of tied edges."
+    need(tied, "result", expected, "none after pruning", fix)
     nodes, links = _nodes_and_links(result, tied, score)
     readout = next((node["node_id"] for node in nodes if node["feature_type"] == "logit"), "")
     path = Path(path)
@@ -65,19 +71,6 @@ def write_attribution_graph(
     }
     write_json(path, document)
     return path
-
-
-def _score_of(result: EdgeStudy, score: str | None) -> str:
-    effects = result.data["effect"]
-    known = effects["score"].values.tolist()
-    usable = [name for name in known if not bool(effects.sel(score=name).isnull().all())]
-    if score is None:
-        return "edge_ig" if "edge_ig" in usable else usable[0]
-    check_choice("score", score, known)
-    if score not in usable:
-        expected, fix = "a score of unrolled edges", "Run edge_study with unrolled_exact=True."
-        raise InputError("score", expected=expected, given=f"{score!r}, of tied edges", fix=fix)
-    return score
 
 
 def _nodes_and_links(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.edges.unrolled_graph import UnrolledGraph
@@ -43,7 +43,12 @@ class Streams:
                 # Each receiver, or group, has its own gradient, and so its own row.
                 row_of, self._weights = torch.arange(weights.shape[1]), weights
             else:
-                self._weights, row_of = _distinct(weights)
+                # The distinct columns in order of last use, and the one that each receiver reads.
+                _, number = torch.unique(weights, dim=1, return_inverse=True)
+                last_use = {row: k for k, row in enumerate(number.tolist())}
+                order = sorted(last_use, key=last_use.__getitem__)
+                self._weights = weights[:, [last_use[row] for row in order]]
+                row_of = torch.tensor(order).argsort()[number.cpu()]
             row_of = row_of if graph.groups is None else row_of[graph.groups]
         self._n_rows = int(row_of.max()) + 1
         self._row: dict[tuple[int, str], int] = dict(zip(graph.receivers, row_of.tolist()))
@@ -108,13 +113,3 @@ class Streams:
         # A head's part is narrower than d_model, and filled up with zeros.
         other = self._values[senders, ..., : values.shape[-1]]
         return values, (weights, other if self._added else other - values)
-
-
-def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
-    """The distinct columns of weights in order of last use, and the column of each receiver."""
-    _, number = torch.unique(weights, dim=1, return_inverse=True)
-    last: dict[int, int] = {int(row): at for at, row in enumerate(number.tolist())}
-    order = {row: k for k, row in enumerate(sorted(last, key=lambda row: last[row]))}
-    columns = [last[row] for row in order]  # a receiver of each distinct column
-    row_of = torch.tensor([order[int(row)] for row in number.tolist()])
-    return weights[:, columns], row_of

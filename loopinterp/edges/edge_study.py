@@ -325,15 +325,16 @@ def _scores(
     """
     unrolled, tied = [], []
     for name in names:
-        if name == "exact":
-            tied.append(effects.exact_tied())
-        if name != "exact" or unrolled_exact:
+        if name != "exact":
             unrolled.append(effects.scores(name, **path, generator=g))
+            tied.append(effects.tied(unrolled[-1]))
+            continue
+        tied.append(effects.exact_tied())
+        if unrolled_exact:
+            unrolled.append(effects.scores(name))
         else:
             shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
             unrolled.append(tied[-1].new_full(shape, np.nan))
-        if name != "exact":
-            tied.append(effects.tied(unrolled[-1]))
     return unrolled, tied
 
 

@@ -74,19 +74,9 @@ def _(result: EdgeStudy) -> list[Figure]:
         control=f"Edges at random{' and by norms' if 'magnitude' in names else ''}.",
         data=result.areas(),
     )
-    return [scores, faithfulness, *([_circuit(result)] if result.tied_edges() else [])]
-
-
-_ROLES = {"q": "query", "k": "key", "v": "value", "gate": "gate"}
-
-
-def _best(result: EdgeStudy) -> str:
-    scores = result.data["score"].values.tolist()
-    return "edge_ig" if "edge_ig" in scores else scores[0]
-
-
-def _circuit(result: EdgeStudy) -> Figure:
-    return Figure(
+    if not result.tied_edges():
+        return [scores, faithfulness]
+    circuit = Figure(
         title="The pruned circuit",
         plot=edge_graph(result),
         caption=(
@@ -96,6 +86,15 @@ def _circuit(result: EdgeStudy) -> Figure:
         ),
         control=f"As many edges at random: faithfulness {result.random_faithfulness:.2f}.",
     )
+    return [scores, faithfulness, circuit]
+
+
+_ROLES = {"q": "query", "k": "key", "v": "value", "gate": "gate"}
+
+
+def _best(result: EdgeStudy) -> str:
+    scores = result.data["score"].values.tolist()
+    return "edge_ig" if "edge_ig" in scores else scores[0]
 
 
 def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> CircuitGraph:

@@ -7,7 +7,7 @@ row goes on alone; where it writes (``attn.hook_z``, ``hook_mlp_out``), each row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from loopinterp.edges.edge_streams import Streams
 from loopinterp.edges.unrolled_graph import (
     HEADS,
     MLP,
+    SLOTS,
     StreamNorms,
     UnrolledGraph,
     layout_of,
@@ -85,7 +86,7 @@ class PublishedRuns:
             h, e = run.alive(h), run.alive(e)
             h = model.run_loop(h, e, context, taps, loop)
         if not model.site_map.n_coda:
-            return model.run_readout(run.leave(h), context=context)
+            return model.run_readout(run.read_one(h), context=context)
         return model.run_readout(run.alive(h), taps, context)
 
 
@@ -114,11 +115,21 @@ class _Run:
         for section in ("prelude", "block", "coda"):
             parts = getattr(self._graph.layout, section)
             for k, each in enumerate(getattr(sites, section)):
-                changes[section, k] = dict(self._in_layer(parts[k], each))
+                gated = "attn.hook_gate" in each
+                norms = (f"{part}.hook_normalized" for part in parts[k] if part not in (HEADS, MLP))
+                changes[section, k] = {
+                    "hook_attn_in": self._read_heads,
+                    **{f"attn.hook_{x}": partial(self._of_each_head, x) for x in SLOTS[:3]},
+                    "attn.hook_z": self._hold_z if gated else self._write_heads,
+                    **({"attn.hook_gate": self._write_gated} if gated else {}),
+                    "hook_mlp_in": self.read_one,
+                    "hook_mlp_out": self._write,
+                    **{name: self._norm for name in norms if name in each},
+                }
         if sites.prelude:
             changes["prelude", 0]["hook_resid_pre"] = self.enter
         if sites.coda:
-            changes["coda", sites.n_coda - 1]["hook_resid_post"] = self.leave
+            changes["coda", sites.n_coda - 1]["hook_resid_post"] = self.read_one
         around = {"top": sites.entry, "block": {**sites.opening, **sites.closing}}
         written = {part for each in ("block", "coda") for x in getattr(self._graph.layout, each)
                    for part in x}  # fmt: skip
@@ -126,22 +137,6 @@ class _Run:
             norms = [name for name in norms_in(these) if name in written]
             changes[section, None] = {f"{name}.hook_normalized": self._norm for name in norms}
         return ChangingTaps(changes)
-
-    def _in_layer(
-        self, parts: Sequence[str], sites: Mapping[str, str]
-    ) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-        gated = "attn.hook_gate" in sites
-        yield "hook_attn_in", self._read_heads
-        for slot in ("q", "k", "v"):
-            yield f"attn.hook_{slot}", partial(self._of_each_head, slot)
-        yield "attn.hook_z", self._hold_z if gated else self._write_heads
-        if gated:
-            yield "attn.hook_gate", self._write_gated
-        yield "hook_mlp_in", self._read_mlp
-        yield "hook_mlp_out", self._write
-        for name in parts:
-            if name not in (HEADS, MLP) and f"{name}.hook_normalized" in sites:
-                yield f"{name}.hook_normalized", self._norm
 
     # The stream
 
@@ -164,16 +159,14 @@ class _Run:
     def _write(self, x: Tensor) -> Float[Tensor, "row_batch pos d_model"]:
         return self.streams.mixed([x])[:, 0].flatten(0, 1)
 
-    def _read_one(self, h: Tensor) -> Float[Tensor, "batch pos d_state"]:
-        """The row of the one reader of the next stage."""
+    def read_one(self, h: Tensor) -> Float[Tensor, "batch pos d_state"]:
+        """The row of the one reader of the next stage: an MLP, a norm, or the readout."""
         (reader,) = next(self.streams.stages)
         return self._pick(h, [self.streams.row(reader)])
 
-    leave = _read_mlp = _read_one  # the readout is such a reader
-
     def _norm(self, x: Tensor) -> Tensor:
         """A norm of the stream as a component: the streams begin again with its output."""
-        return self._write(self._read_one(x))
+        return self._write(self.read_one(x))
 
     # Heads
 

@@ -82,7 +82,11 @@ def layout_of(
     sections = {"prelude": model.prelude, "block": model.block, "coda": model.coda}
     for section, layers in sections.items():
         for k, sites in enumerate(layers):
-            _need_parts(f"{section}.{k}", sites)
+            for part, name in (("heads", "attn.hook_z"), ("an MLP", "hook_mlp_out")):
+                if name not in sites:
+                    raise _unplaced(f"{section}.{k} without {part} (no {name!r})")
+            if sites.get("attn.hook_gate", "head") != "head":
+                raise _unplaced(f"{section}.{k} with a gate that is not of each head")
     if not model.block:
         raise _unplaced("a loop without layers")
     prelude, block, coda = (
@@ -122,14 +126,6 @@ def _written(sites: Sites) -> Iterator[str]:
         added = name in ("hook_attn_out", "hook_mlp_out", "hook_resid_post") or (
             added and name.endswith(".hook_scale")
         )
-
-
-def _need_parts(place: str, sites: Sites) -> None:
-    for part, name in (("heads", "attn.hook_z"), ("an MLP", "hook_mlp_out")):
-        if name not in sites:
-            raise _unplaced(f"{place} without {part} (no {name!r})")
-    if sites.get("attn.hook_gate", "head") != "head":
-        raise _unplaced(f"{place} with a gate that is not of each head")
 
 
 def _unplaced(got: str) -> InputError:
@@ -387,11 +383,11 @@ def _neuron_groups(
     if named and layout.n_neurons is None:
         expected, fix = "none, except for a LoopedTransformer", "Leave neurons= out."
         raise InputError("neurons", expected=expected, given=repr([*named]), fix=fix)
-    sections = {"prelude": layout.prelude, "block": layout.block, "coda": layout.coda}
-    mlps = [f"{name}.{k}" for name, layers in sections.items() for k in range(len(layers))]
+    sections = {"prelude": layout.n_prelude, "block": layout.n_layers, "coda": layout.n_coda}
+    groups: dict[str, dict[str, tuple[int, ...] | None]]
+    groups = {f"{name}.{k}": {} for name, n_layers in sections.items() for k in range(n_layers)}
     width = layout.n_neurons or 1
-    groups: dict[str, dict[str, tuple[int, ...] | None]] = {mlp: {} for mlp in mlps}
-    free = {mlp: set(range(width)) for mlp in mlps}
+    free = {mlp: set(range(width)) for mlp in groups}
     for name, neurons in named.items():
         mlp, rest = ".".join(name.split(".")[:2]), name.split(".")[2:]
         if mlp not in groups or not rest or rest[0] in ("head", "mlp"):

@@ -386,9 +386,11 @@ def _revive(
     chances = error.square().sum(1).cpu()
     rows = torch.multinomial(chances, n_silent, replacement=True, generator=generator)
     directions = torch.nn.functional.normalize(error[rows.to(error.device)], dim=1)
-    places = ((trained.W_dec, (silent,)), (trained.W_enc, (slice(None), silent)))
-    trained.W_dec[silent], trained.W_enc[:, silent] = directions, directions.T
-    trained.b_enc[silent] = 0
-    for weight, place in (*places, (trained.b_enc, (silent,))):
+    for weight, place, value in (
+        (trained.W_dec, (silent,), directions),
+        (trained.W_enc, (slice(None), silent), directions.T),
+        (trained.b_enc, (silent,), 0),
+    ):
+        weight[place] = value
         for moment in ("exp_avg", "exp_avg_sq"):
             optimiser.state[weight][moment][place] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -374,7 +375,7 @@ def _spliced(
     replace: Sequence[Callable[[Tensor], Tensor]],
 ) -> tuple[Float[np.ndarray, "loop measure example"], Float[np.ndarray, "measure example"]]:
     """Scores if the activation of one loop is replaced, and if those of all the loops are."""
-    hooks = [(name, _hook(f)) for name, f in zip(sites.values(), replace)]
+    hooks = [(name, partial(_hook, f)) for name, f in zip(sites.values(), replace)]
     one = [_scores(run, scored, run.with_hooks([at], t)) for t, at in zip(sites, hooks)]
     return np.stack(one), _scores(run, scored, run.with_hooks(hooks))
 
@@ -389,8 +390,5 @@ def _scores(
     return torch.stack(each).cpu().numpy()
 
 
-def _hook(replace: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def hook(x: Tensor, hook: Any = None) -> Tensor:
-        return replace(x.flatten(2)).to(x.dtype).reshape(x.shape)
-
-    return hook
+def _hook(replace: Callable[[Tensor], Tensor], x: Tensor, hook: Any = None) -> Tensor:
+    return replace(x.flatten(2)).to(x.dtype).reshape(x.shape)
