@@ -47,7 +47,22 @@ class StreamLayout:
 
 
 def lay_out(lowered: LoweredProgram) -> StreamLayout:
-    sections = {section.name: _layers(section) for section in lowered.sections}
+    sections: dict[str, list[LayerLayout]] = {}
+    for section in lowered.sections:
+        layers = sections[section.name] = [LayerLayout() for _ in range(section.n_layers)]
+        for feature in section.live:
+            if feature.head is not None and feature.head not in layers[feature.layer].heads:
+                layers[feature.layer].heads.append(feature.head)
+            if feature.writes is not None:
+                layers[feature.layer].writes.append((feature, feature.writes))
+            for read in feature.inputs:
+                read.last_use = max(read.last_use, feature.layer)
+        if section.name == "block":
+            layers[-1].wiped += section.targets.values()
+        for feature in section.live:
+            # The answer is read by none of them: it is left for the unembedding.
+            if feature.role == "scratch" and feature.last_use >= 0:
+                layers[feature.last_use].wiped.append(feature)
     start = 0
     for feature in lowered.persistent:
         feature.start, start = start, start + feature.width
@@ -56,24 +71,6 @@ def lay_out(lowered: LoweredProgram) -> StreamLayout:
             written.start = target.start
     widest = max(_place_scratch(section, start) for section in lowered.sections)
     return StreamLayout(lowered, sections, max(widest, start))
-
-
-def _layers(section: LoweredSection) -> list[LayerLayout]:
-    layers = [LayerLayout() for _ in range(section.n_layers)]
-    for feature in section.live:
-        if feature.head is not None and feature.head not in layers[feature.layer].heads:
-            layers[feature.layer].heads.append(feature.head)
-        if feature.writes is not None:
-            layers[feature.layer].writes.append((feature, feature.writes))
-        for read in feature.inputs:
-            read.last_use = max(read.last_use, feature.layer)
-    if section.name == "block":
-        layers[-1].wiped += section.targets.values()
-    for feature in section.live:
-        # The answer is read by none of them: it is left for the unembedding.
-        if feature.role == "scratch" and feature.last_use >= 0:
-            layers[feature.last_use].wiped.append(feature)
-    return layers
 
 
 def _place_scratch(section: LoweredSection, start: int) -> int:
@@ -234,7 +231,11 @@ def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     source = layout.lowered.source
     layers = [layer for stack in layout.sections.values() for layer in stack]
     n_heads = max([1, *(len(layer.heads) for layer in layers)])
-    d_head = max([1, *(_head_width(head) for layer in layers for head in layer.heads)])
+    d_head = 1
+    for head in chain.from_iterable(layer.heads for layer in layers):
+        scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
+        values = sum(codes.matrix.shape[1] for codes in head.carried.values())
+        d_head = max(d_head, scores, values)
     d_mlp, d_model = max([1, *(layer.n_neurons for layer in layers)]), layout.d_model
     n_inputs = len(source.program.inputs)
     total = len(layers) * d_model * (4 * n_heads * d_head + 2 * d_mlp)
@@ -263,11 +264,6 @@ def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
         positions="absolute",
         n_ctx=source.max_length,
     )
-
-
-def _head_width(head: LoweredHead) -> int:
-    scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
-    return max(scores, sum(codes.matrix.shape[1] for codes in head.carried.values()))
 
 
 def _zeros(*shape: int) -> np.ndarray:

@@ -9,6 +9,7 @@ the selected keys, and a head writes the share of each value among them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -161,13 +162,10 @@ class AggregateHeads:
     def _where(
         self, witness: FeatureFunction, here: FeatureFunction, default: int
     ) -> FeatureFunction:
-
-        def choose(witness: FeatureFunction) -> FeatureFunction | None:
-            return fuse(lambda x: np.where(x[0] != 0, x[1], default), [witness, here])
-
-        chosen = choose(witness)
+        choose = partial(fuse, lambda x: np.where(x[0] != 0, x[1], default))
+        chosen = choose([witness, here])
         if not has_few_rules(chosen):
-            chosen = choose(of_feature(self._writer.store(witness, "a key is found")))
+            chosen = choose([of_feature(self._writer.store(witness, "a key is found")), here])
         assert chosen is not None  # of two features
         return chosen
 

@@ -90,10 +90,12 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
         )
         best = Writes("rules", features, tuple(units))
     # Sums read numbers, which have larger errors than flags: they are for many rules.
-    if best is None or len(best.units) > 64:
-        for other in (_by_levels(function, values), _by_sum(function, values)):
-            if other is not None and (best is None or 4 * len(other.units) < len(best.units)):
-                best = other
+    if function.parts is not None and (best is None or len(best.units) > 64):
+        op, args = function.parts
+        write = _by_levels if op in ("smaller", "larger") else _by_sum
+        other = write(function, op, args, values)
+        if other is not None and (best is None or 4 * len(other.units) < len(best.units)):
+            best = other
     return best
 
 
@@ -123,13 +125,15 @@ def advance(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int
     return ((values.index(before), -1.0), (values.index(after), 1.0))
 
 
-def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    if function.parts is None:
+_Args = tuple[FeatureFunction, ...]
+
+
+def _by_levels(
+    function: FeatureFunction, op: str, args: _Args, values: tuple[int, ...]
+) -> Writes | None:
+    if not all(arg.features for arg in args):
         return None
-    op, args = function.parts
-    combine = {"smaller": one_if_all, "larger": one_if_any}.get(op)
-    if combine is None or not all(arg.features for arg in args):
-        return None
+    combine = one_if_all if op == "smaller" else one_if_any
     taken, units = function.values, []
     for before, after in pairwise(taken):
         reads = tuple(read_any(arg.features[0], arg.table >= after) for arg in args)
@@ -138,10 +142,9 @@ def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | N
     return Writes("levels", function.features, tuple(units), (start,))
 
 
-def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    if function.parts is None:
-        return None
-    op, args = function.parts
+def _by_sum(
+    function: FeatureFunction, op: str, args: _Args, values: tuple[int, ...]
+) -> Writes | None:
     inputs = {feature for arg in args for feature in arg.features}
     if op not in ("add", "sub", "lt", "le", "gt", "ge", "eq", "ne"):
         return None

@@ -165,7 +165,16 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
             case nodes.Indices():
                 function = _leaf(np.arange(source.max_length))
             case nodes.Aggregate():
-                function = _leaf(_of_aggregate(node, _values(known[node.value])))
+                values = _values(known[node.value])
+                selector = node.selector
+                assert isinstance(selector, Select)
+                one_key = isinstance(selector.k, nodes.Indices) and selector.predicate == "=="
+                if node.mode == "mean" and not one_key and len(values) > 1:
+                    # A mean of several lies between them, and is truncated. A part of a span
+                    # beyond the limit suffices: it is refused below.
+                    span = min(int(values[-1]) - int(values[0]), 2 * _MAX_VALUES)
+                    values = values[0] + np.arange(span + 1)
+                function = _leaf(np.union1d(values, [node.default]))
             case nodes.SelWidth():
                 function = _leaf(np.arange(source.max_length + 1))
             case _:
@@ -195,17 +204,6 @@ def _of_operation(
         number = int(np.prod([len(function.values) for function in functions]))
         raise _too_many(source.where(node), got=f"{number:,} combinations of its arguments")
     return _leaf(_values(fused))
-
-
-def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
-    selector = node.selector
-    assert isinstance(selector, Select)
-    one_key = isinstance(selector.k, nodes.Indices) and selector.predicate == "=="
-    if node.mode == "mean" and not one_key and len(values) > 1:
-        # A mean of several lies between them, and is truncated.
-        span = min(int(values[-1]) - int(values[0]), 2 * _MAX_VALUES)  # too many, if that many
-        values = values[0] + np.arange(span + 1)
-    return np.union1d(values, [node.default])
 
 
 def _too_many(what: str, values: Values | None = None, *, got: str = "") -> InputError:
