@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -377,12 +378,12 @@ class _Runs:
         self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
         self._is_asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
-        self._clean_answers = self._logits(range(len(states), 0)).argmax(-1)
+        self._clean_answers = self._logits().argmax(-1)
 
     def measure(
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
-        logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
+        logits = self._logits(span, changes)  # [batch, pos, class]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
         others = logits.scatter(-1, right, float("-inf")).amax(-1)
@@ -401,10 +402,12 @@ class _Runs:
         run = self._iteration
         return run.advance(h, run.e, run.context, ChangingTaps(places), **run.loop_argument(loop))
 
-    def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
-        """Logits of each example after its own T(n)."""
+    def _logits(
+        self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
+    ) -> Tensor:
+        """Logits of each example after its own T(n), by default those of the clean run."""
         ends, rows = self._batch.n_loops, torch.arange(len(self._batch))
-        first = min(span.start, len(self._states) - 1)
+        first = span.start if span else len(self._states) - 1
         h = self._states[first]
         # The state after each example's own T(n), as far as the run has come.
         read = self._states[ends.clamp(max=first), rows.to(ends.device)]
@@ -433,7 +436,7 @@ def _changes(
             new = x + random_change(torch.where(inside, new - x, 0), noise, within=inside)
         return torch.where(inside, new, x)
 
-    return lambda loop: {site: lambda x, at=site: change(x, at, loop) for site in part.indices}
+    return lambda loop: {s: partial(change, site=s, loop=loop) for s in part.indices}
 
 
 def _estimate(name: str, values: Float[np.ndarray, "*cell batch"]) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ class LightCone:
     ) -> None:
         self.model, self.iteration, self.states = model, iteration, states
         self.reach = cone_growth(model)
-        self._keys = self._clean_keys() if keep_keys else None
+        self._keys = self._clean_keys() if keep_keys else []
         # Without a coda, the readout reads one position at a time.
         self._reads_places = self.reach is not None or declared(model, "n_coda") == 0
 
@@ -163,8 +163,8 @@ class LightCone:
             assert context is not None
             context = context.after(n_before, self.states.shape[2], like=h)
             layers = (
-                [x[:, :n_before].index_select(0, row.to(x.device)) for x in both]
-                for both in self._keys[loop]
+                [x[loop, :, :n_before].index_select(0, row.to(x.device)) for x in both]
+                for both in self._keys
             )
             context = replace(context, remember=_recalling(layers))
         return self.iteration.advance(
@@ -227,23 +227,18 @@ class LightCone:
         if context.mask is not None:  # the bias depends on the distance alone: [head, distance]
             bias = bias + context.mask[0, :, -1].flip(-1)[:, : window + 1].T[:, None, :, None]
         attend = partial(attend_near, bias=bias)
-        layers = ([x[loop, row, near] for x in both] for both in self._by_layer)
+        layers = ([x[loop, row, near] for x in both] for both in self._keys)
         recalling = _recalling(layers)
         return replace(context, mask=None, is_causal=False, remember=recalling, attend=attend)
 
-    @cached_property
-    def _by_layer(self) -> list[list[Tensor]]:
-        """Keys and values of each layer, ``[loop, input, pos, head, d_head]``."""
-        return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
-
-    def _clean_keys(self) -> list[list[tuple[Tensor, Tensor]]] | None:
-        """Keys and values ``[input, pos, head, d_head]`` of each loop and layer, if available."""
+    def _clean_keys(self) -> list[list[Tensor]]:
+        """Keys and values ``[loop, input, pos, head, d_head]`` of each layer, if available."""
         # Ours, causal, with a mask of all pairs, and at most 256 MiB.
         run, width = self.iteration, declared(self.model, "attention_window") or 0
         has_full_mask = isinstance(run.context, AttentionContext) and run.context.window is None
         near = self.reach is None or 0 < width <= min(NEAR, self.states.shape[2] - 1)
         if not (has_full_mask and near and declared(self.model, "causal")):
-            return None
+            return []
         keys: list[list[tuple[Tensor, Tensor]]] = []
 
         def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,10 +249,10 @@ class LightCone:
             keys.append([])
             run.advance(h, run.e, replace(run.context, remember=remember))
             if not keys[0]:  # attention of a model's own code remembers none
-                return None
+                return []
             if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > 2**26:
-                return None
-        return keys
+                return []
+        return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*keys)]
 
 
 def _recalling(before: Iterator[list[Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
