@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice, need
@@ -77,26 +80,22 @@ def _nodes_and_links(
     result: EdgeStudy, tied: set[TiedEdge], score: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     graph, effects = result.graph, result.data["effect"].sel(score=score)
-    indices = {graph.tied_edges.index(edge) for edge in tied}
+    numbers = torch.tensor([graph.tied_edges.index(edge) for edge in tied])
     ends: dict[str, Component] = {}
-    weights: dict[tuple[str, str], float] = {}
-    for s, r in graph.edges.nonzero().tolist():
-        if int(graph.tied_index[s, r]) not in indices:
-            continue
+    weights: dict[tuple[str, str], float] = defaultdict(float)
+    for s, r in torch.isin(graph.tied_index, numbers).nonzero().tolist():
         sender, receiver = graph.senders[s], graph.readers[graph.receivers[r][0]]
         ends |= {sender.name: sender, receiver.name: receiver}
         effect = float(effects.sel(sender=sender.name, receiver=graph.receiver_names[r]))
-        pair = sender.name, receiver.name
-        weights[pair] = weights.get(pair, 0.0) + effect
+        weights[sender.name, receiver.name] += effect
     n_layers = max(part.number for part in graph.senders) + 1
     # The number of each tied component among those of its layer.
     places: dict[str, int] = {}
-    counts: dict[tuple[str, int | None], int] = {}
+    in_layer = Counter()
     for part in graph.senders:
         if part.tied not in places:
-            layer = part.section, part.layer
-            places[part.tied] = counts.get(layer, 0)
-            counts[layer] = places[part.tied] + 1
+            places[part.tied] = in_layer[part.section, part.layer]
+            in_layer[part.section, part.layer] += 1
     node_of = {
         name: _node(part, places.get(part.tied, 0), n_layers, result.metric)
         for name, part in sorted(ends.items(), key=lambda end: end[1].stage)

@@ -415,12 +415,10 @@ def adaptive_nodes(
     """
     x, w = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(_ORDER))
     x, w = (x + 1) / 2, w / 2
-    row, n_slopes = torch.arange(n_examples), 0
+    row = torch.arange(n_examples)
     most = min(most, int(_ORDER / narrowest))  # in half precision all panels can be the narrowest
 
     def error_of(ends: Tensor) -> Float[Tensor, " batch"]:
-        nonlocal n_slopes
-        n_slopes += _ORDER
         (start, end), (at_start, at_end) = ends
         width = end - start
         slopes = torch.stack([w[k] * slope(start + x[k] * width) for k in range(_ORDER)])
@@ -445,4 +443,5 @@ def adaptive_nodes(
     starts, widths = panels[:, 0, 0], panels[:, 0, 1] - panels[:, 0, 0]
     points = starts[:, None] + x[:, None] * widths[:, None]  # [panel, point, batch]
     weights = w[:, None] * widths[:, None]
+    n_slopes = _ORDER * (2 * len(panels) - 1)  # of the first panel, and of the halves of others
     return Nodes(points.flatten(0, 1), weights.flatten(0, 1), errors.sum(0), n_slopes)

@@ -80,36 +80,28 @@ class Streams:
 
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
         """Sum of the next senders' outputs as each stream sees them."""
-        values, change = self._next(outputs)
-        return self._changed(values.sum(0), change, "rbpd")
+        return self._as_seen(outputs, "rbpd")
 
     def mixed(self, outputs: list[Tensor]) -> Float[Tensor, "row sender batch pos width"]:
         """The next senders' outputs as each stream sees them, sender by sender."""
         if self.detached:
             outputs = [x.detach() for x in outputs]
-        return self._changed(*self._next(outputs), "rsbpd")
+        return self._as_seen(outputs, "rsbpd")
 
-    def _changed(self, values: Tensor, change: tuple[Tensor, Tensor] | None, axes: str) -> Tensor:
-        """Values as each stream sees them; over senders that ``axes`` leave out, sums."""
-        if change is None:
-            return values.expand(self._n_rows - self._dropped, *values.shape)
-        # w [sender, row(, batch)] times d - v [sender, batch, pos, width].
-        weights, difference = change
-        of_weights = "sr" if weights.dim() == 2 else "srb"
-        return values + torch.einsum(f"{of_weights},sbpd->{axes}", weights, difference)
-
-    def _next(
-        self, outputs: list[Tensor]
-    ) -> tuple[Float[Tensor, "sender batch pos width"], tuple[Tensor, Tensor] | None]:
-        """The next senders' outputs v, and w and d - v if a stream sees something else."""
+    def _as_seen(self, outputs: list[Tensor], axes: str) -> Tensor:
+        """The next senders' outputs v + w (d - v), summed over senders if ``axes`` have none."""
         senders = slice(len(self.outputs), len(self.outputs) + len(outputs))
         self.outputs += outputs
-        values, weights = torch.stack(outputs), self._weights
+        by_sender, weights = torch.stack(outputs), self._weights
+        values = by_sender if "s" in axes else by_sender.sum(0)
         if weights is not None:
             weights = weights[senders, self._dropped :]
         if weights is None or not (weights.requires_grad or weights.any()):
-            return values, None
+            return values.expand(self._n_rows - self._dropped, *values.shape)
         assert self._values is not None  # there are no weights without them
         # A head's part is narrower than d_model, and filled up with zeros.
-        other = self._values[senders, ..., : values.shape[-1]]
-        return values, (weights, other if self._added else other - values)
+        change = self._values[senders, ..., : by_sender.shape[-1]]
+        change = change if self._added else change - by_sender
+        # w [sender, row(, batch)] times d - v [sender, batch, pos, width].
+        of_weights = "sr" if weights.dim() == 2 else "srb"
+        return values + torch.einsum(f"{of_weights},sbpd->{axes}", weights, change)

@@ -162,8 +162,8 @@ def site_names(
 
 def _changes(
     n_features: int, ablate: Sequence[int], steer: Mapping[int, float]
-) -> tuple[Tensor, Tensor] | None:
-    """A factor of each feature, and what is added to it; None if none changes."""
+) -> tuple[Tensor, Tensor]:
+    """A factor of each feature, and what is added to it."""
     for name, features in (("ablate", ablate), ("steer", steer)):
         if wrong := [x for x in features if not 0 <= x < n_features]:
             expected, fix = f"features 0 to {n_features - 1}", f"Change {name}."
@@ -171,7 +171,7 @@ def _changes(
     factor, added = torch.ones(n_features), torch.zeros(n_features)
     factor[[*ablate]] = 0
     added[[*steer]] = torch.tensor([*steer.values()], dtype=added.dtype)
-    return (factor, added) if ablate or steer else None
+    return factor, added
 
 
 class _Splice:
@@ -180,7 +180,7 @@ class _Splice:
     def __init__(
         self,
         autoencoder: SparseAutoencoder,
-        changes: tuple[Tensor, Tensor] | None,
+        changes: tuple[Tensor, Tensor],
         error: bool,
         positions: Bool[Tensor, "#batch pos"] | None,
     ) -> None:
@@ -196,11 +196,9 @@ class _Splice:
         self._read = None
         flat = x.flatten(2)  # [batch, pos, d_in], heads side by side
         features = autoencoder.encode(flat)
-        changed = features
-        if self._changes is not None:
-            factor, added = (x.to(features) for x in self._changes)
-            changed = features * factor + added
-        reconstruction = autoencoder.decode(changed, flat)  # [batch, pos, d_out]
+        factor, added = (x.to(features) for x in self._changes)
+        # [batch, pos, d_out]
+        reconstruction = autoencoder.decode(features * factor + added, flat)
         if reconstruction.shape != y.flatten(2).shape:
             expected, fix = f"an activation of width {autoencoder.d_out}", "Change output."
             raise InputError("output", expected=expected, given=describe_tensor(y), fix=fix)
