@@ -141,9 +141,6 @@ def _loss(
     def rand(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float32)
 
-    def randint(high: int) -> int:
-        return int(torch.randint(high, (), generator=generator))
-
     # Lengths are mixed, so that padding of one input is beside the end of another.
     n = torch.randint(1, longest + 1, (_BATCH,), generator=generator)
     inputs = task.sample(n, generator=generator).inputs
@@ -156,7 +153,7 @@ def _loss(
         noise = torch.randn(h.shape, generator=generator, dtype=torch.float32)
         clean.append(h + 0.2 * h.detach().std(-1, keepdim=True) * noise)
     states = torch.stack(clean)  # [loop, batch, pos, d_model]
-    loop = randint(n_loops)
+    loop = int(torch.randint(n_loops, (), generator=generator))
     h, values = states[loop], {name: x[loop] for name, x in trace.variables.items()}
     whole_state = rand(_BATCH, 1) < 0.3  # inputs that get an interchange of whole states alone
     # Interchanges of the subspace of each variable, from any input and loop.
@@ -168,7 +165,8 @@ def _loss(
         h = _interchange(h, _at(states, source), rows, where)
         values[name] = _at(variable, source).where(where, values[name])
     # Of all other directions, between equal tokens.
-    source_loop, other = randint(n_loops + 1), torch.randperm(_BATCH, generator=generator)
+    source_loop = int(torch.randint(n_loops + 1, (), generator=generator))
+    other = torch.randperm(_BATCH, generator=generator)
     where = rand(*inputs.shape) < 0.5
     where &= (inputs == inputs[other]) & ~whole_state
     h = _interchange(h, states[source_loop, other], subspaces.rest, where)

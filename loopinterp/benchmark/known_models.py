@@ -202,7 +202,7 @@ class BenchmarkModel(ShortRepr):
         """The model with its circuit: compiled now, or trained before."""
         if self.disguise == TRAINED:
             return Compiled.load(TRAINED_MODELS / self.program_name, program=self.program)
-        bare = _compiled(self.program, self.task.n_positions(self.n))
+        bare = _compiled(self.program, max_length=self.task.n_positions(self.n))
         # A copy, as its user may change weights in place.
         return DISGUISES[self.disguise](replace(bare, model=deepcopy(bare.model)))
 
@@ -215,9 +215,7 @@ class BenchmarkModel(ShortRepr):
         return base, source
 
 
-@lru_cache(maxsize=1)  # the disguises of a program follow one another
-def _compiled(program: LoopProgram, max_length: int) -> Compiled:
-    return compile_program(program, max_length=max_length)
+_compiled = lru_cache(maxsize=1)(compile_program)  # the disguises of a program follow one another
 
 
 def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]:

@@ -430,13 +430,9 @@ def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
 
 
 def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
-    seen: set[str] = set()
-    left = [*start]
-    while left:
-        node = left.pop()
-        if node not in seen:
-            seen.add(node)
-            left += [to for sender, to in edges if sender == node]
+    seen = set(start)
+    while more := {to for sender, to in edges if sender in seen} - seen:
+        seen |= more
     return seen
 
 
