@@ -148,13 +148,9 @@ def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
 def _section(
     section: SectionLowering, roots: Iterable[Feature], targets: Mapping[Feature, Feature]
 ) -> LoweredSection:
-    needed: set[Feature] = set()
-    waiting = list(roots)
-    while waiting:
-        feature = waiting.pop()
-        if feature not in needed:
-            needed.add(feature)
-            waiting.extend(feature.inputs)
+    needed = set(roots)
+    while more := {read for feature in needed for read in feature.inputs} - needed:
+        needed |= more
     written = [f for f in section.writer.written if f in needed]
     for head in {f.head for f in written if f.head is not None}:
         head.carried = {f: codes for f, codes in head.carried.items() if f in needed}
