@@ -260,8 +260,8 @@ def edge_study(
                 "share": SHARES,
                 "kept": counts,
             },
-            effect=np.stack([_masked(x.mean(-1), graph) for x in unrolled]),
-            size=np.stack([_masked(x.abs().mean(-1), graph) for x in unrolled]),
+            effect=np.where(graph.edges, np.stack([x.mean(-1) for x in unrolled]), np.nan),
+            size=np.where(graph.edges, np.stack([x.abs().mean(-1) for x in unrolled]), np.nan),
             tied_effect=np.stack([axes(x.mean(-1)) for x in tied]),
             tied_size=np.stack([axes(x.abs().mean(-1)) for x in tied]),
             **_circuit_arrays(effects, circuits, unrolled, tied, rank_by, counts),
@@ -355,10 +355,6 @@ class _TiedAxes:
         array = np.full([len(names) for names in self.coords.values()], np.nan)
         array[self._at] = values.cpu().numpy()
         return array
-
-
-def _masked(values: Tensor, graph: UnrolledGraph) -> np.ndarray:
-    return np.where(graph.edges.numpy(), values.numpy(), np.nan)
 
 
 def _circuit_arrays(
