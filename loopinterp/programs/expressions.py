@@ -292,10 +292,23 @@ class Select(Selector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.predicate, str):
-            check_choice("predicate of select", self.predicate, PREDICATES)
-        else:
-            self._set("predicate", _sorted_pairs(self.predicate))
+        what, pairs = "predicate of select", self.predicate
+        if isinstance(pairs, str):
+            check_choice(what, pairs, PREDICATES)
+            return
+        if not isinstance(pairs, Sequence) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
+        ):
+            expected = "a function of two tokens: a name such as '==', or (key, query) pairs"
+            fix = 'Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].'
+            raise InputError(what, expected=expected, given=reprlib.repr(pairs), fix=fix)
+        if len(pairs) > MAX_RELATION:
+            expected, got = f"at most {MAX_RELATION:,} pairs", reprlib.repr(pairs)
+            fix = "Map keys and queries with tok_map first, and compare what comes out."
+            raise InputError(what, expected=expected, given=got, fix=fix)
+        for value in (v for pair in pairs for v in pair):
+            _check_int(value, "token in the predicate of select")
+        self._set("predicate", tuple(sorted(set(pairs))))
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         predicate = self.predicate if isinstance(self.predicate, str) else list(self.predicate)
@@ -380,23 +393,6 @@ def _need_selector(x: object, what: str) -> None:
     if not isinstance(x, Selector):
         got, fix = f"{type(x).__name__} {x!r}", "Make one with select(k, q, predicate)."
         raise InputError(what, expected="a selector", given=got, fix=fix)
-
-
-def _sorted_pairs(pairs: object) -> tuple[tuple[int, int], ...]:
-    """Each (key, query) pair of a relation once."""
-    what, some = "predicate of select", reprlib.repr(pairs)
-    if not isinstance(pairs, Sequence) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
-    ):
-        expected = "a function of two tokens: a name such as '==', or (key, query) pairs"
-        fix = 'Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].'
-        raise InputError(what, expected=expected, given=some, fix=fix)
-    if len(pairs) > MAX_RELATION:
-        fix = "Map keys and queries with tok_map first, and compare what comes out."
-        raise InputError(what, expected=f"at most {MAX_RELATION:,} pairs", given=some, fix=fix)
-    for value in (v for pair in pairs for v in pair):
-        _check_int(value, "token in the predicate of select")
-    return tuple(sorted(set(pairs)))
 
 
 def _check_int(x: object, what: str) -> None:

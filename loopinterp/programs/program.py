@@ -140,16 +140,6 @@ class LoopProgram(ShortRepr):
         self._need(fits, "inputs", expected, got, "List what each token means, once.")
         expected, fix = "T(n) as a function of n", "Pass Linear(...) or CeilLog2(...)."
         self._need(callable(self.n_loops), "n_loops", expected, repr(self.n_loops), fix)
-        self._check_variables()
-        named: dict[str, Select] = {}
-        for select in selects(self.expressions):
-            name = select.name or repr(select)
-            if (other := named.setdefault(name, select)) is not select:
-                what, got = f"selector {name!r} of program {self.name}", f"{other!r} and {select!r}"
-                fix = "Give one of them another name."
-                raise InputError(what, expected="one selector of that name", given=got, fix=fix)
-
-    def _check_variables(self) -> None:
         fix = "Give prepare={'x': ...} and step={'x': ...}."
         for part in ("prepare", "step"):
             self._need(getattr(self, part), part, "at least one variable", "none", fix)
@@ -161,6 +151,13 @@ class LoopProgram(ShortRepr):
         for what, x, names in [*read, ("finish", self.finish, self.finish.variables)]:
             for name in sorted(names - {*self.prepare}):
                 raise unknown_name(f"{what} {x!r}: variable", name, self.prepare)
+        named: dict[str, Select] = {}
+        for select in selects(self.expressions):
+            name = select.name or repr(select)
+            if (other := named.setdefault(name, select)) is not select:
+                what, got = f"selector {name!r} of program {self.name}", f"{other!r} and {select!r}"
+                fix = "Give one of them another name."
+                raise InputError(what, expected="one selector of that name", given=got, fix=fix)
 
     def _need(self, holds: object, what: str, expected: str, got: str, fix: str) -> None:
         need(holds, f"{what} of program {self.name}", expected, got, fix)

@@ -37,11 +37,16 @@ class Selection:
         need(self.pos <= _MAX_POSITIONS, "sequence", expected, got, fix)
         sizes = (_CHUNK_ELEMENTS, _STEP_ELEMENTS)
         self._chunk, self._step = sizes if k.device.type == "cpu" else (_GPU_ELEMENTS,) * 2
-        if isinstance(predicate, str):
-            self.k, self.q = _narrow_alike(k, q)
-            self._holds = PREDICATES[predicate]
-        else:
+        if not isinstance(predicate, str):
             self.k, self.q, self._holds = _by_pairs(predicate, k, q)
+            return
+        self.k, self.q, self._holds = k, q, PREDICATES[predicate]
+        # The smallest integer type that keeps the order of keys and queries; a query beyond all
+        # keys compares with them as one just beyond them does.
+        low, high = _span(k)
+        dtype = _smallest_integers(low - 1, high + 1)
+        if dtype != torch.int64:
+            self.k, self.q = k.to(dtype), q.clamp(low - 1, high + 1).to(dtype)
 
     def matrix(self) -> Bool[Tensor, "_ query key"]:
         out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
@@ -97,10 +102,10 @@ class Selection:
         positions = torch.arange(self.pos, device=k.device)
         for rows in _split(batch, self._chunk // self.pos):
             mine = rows if self.batch == batch else slice(None)
-            for keys in _split(self.pos, self._step // (self.pos * _length(rows))):
+            for keys in _split(self.pos, self._step // (self.pos * (rows.stop - rows.start))):
                 queries = slice(keys.start if self.causal else 0, self.pos)
                 selected = self._holds(k[keys, None, mine], q[queries, mine])
-                if self.causal and _length(keys) > 1:
+                if self.causal and keys.stop - keys.start > 1:
                     selected &= (positions[queries] >= positions[keys, None])[..., None]
                 yield keys, queries, rows, selected.view(torch.int8)
 
@@ -113,23 +118,9 @@ def _split(length: int, size: int) -> Iterator[slice]:
     return (slice(first, min(first + size, length)) for first in range(0, length, size))
 
 
-def _length(part: slice) -> int:
-    return part.stop - part.start
-
-
 def _span(x: Tensor) -> tuple[int, int]:
     low, high = x.aminmax() if x.numel() else (0, 0)
     return int(low), int(high)
-
-
-def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and queries in the smallest integer type that keeps their order."""
-    low, high = _span(k)
-    dtype = _smallest_integers(low - 1, high + 1)
-    if dtype == torch.int64:
-        return k, q
-    # A query beyond all keys compares with them as one just beyond them does.
-    return k.to(dtype), q.clamp(low - 1, high + 1).to(dtype)
 
 
 def _columns(x: Tensor, batch: int) -> Tensor:
