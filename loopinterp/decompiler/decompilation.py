@@ -382,7 +382,13 @@ class _Reader:
             program, evidence = self.judgements[key]
         else:
             program = program or program_of(table, self.task, readable=not regions)
-            evidence = self._evidence(program, 3000 if regions else 1000)  # regions are never exact
+            parts, generator = [], torch.Generator().manual_seed(self.seed + 1)
+            number = 3000 if regions else 1000  # regions are never exact
+            for n in dict.fromkeys([*self.judged_at, *self.farther]):
+                # Intervals count inputs: four times as many as the program is read off.
+                runs = self._runs(n, self.seed + 1, times=4)
+                parts.append(held_out(runs, program, number, generator).assign(n=n))
+            evidence = pd.concat(parts, ignore_index=True)
             self.judgements[key] = program, evidence
         decisive: Sequence[str] = INTERCHANGED
         if regions:  # those that they are learnt from
@@ -400,14 +406,6 @@ class _Reader:
             evidence=evidence,
             read_at=tuple(self.lengths),
         )
-
-    def _evidence(self, program: LoopProgram, number: int) -> pd.DataFrame:
-        parts, generator = [], torch.Generator().manual_seed(self.seed + 1)
-        for n in dict.fromkeys([*self.judged_at, *self.farther]):
-            # Intervals count inputs: there are four times as many as the program is read off.
-            runs = self._runs(n, self.seed + 1, times=4)
-            parts.append(held_out(runs, program, number, generator).assign(n=n))
-        return pd.concat(parts, ignore_index=True)
 
     def score(self, result: Decompiled) -> float:
         """Orders readings by the worst low end of trajectories, then the worst clean agreement."""

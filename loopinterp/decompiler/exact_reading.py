@@ -110,7 +110,7 @@ def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
 
 @torch.no_grad()
 def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) -> CodeTable:
-    start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
+    start = 0  # every sign is negative at first
     exact = copy.deepcopy(model).double()  # the same sums, rounded less
     margins, roundings = [], []
 
@@ -121,7 +121,7 @@ def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) ->
         z = _stepped_codes(model, rows)
         margins.append(float(z.abs().min()))
         roundings.append(float((_stepped_codes(exact, rows) - z).abs().max()))
-        return _code_of(z)
+        return ((z >= 0) * 2 ** torch.arange(z.shape[-1])).sum(-1).tolist()
 
     def answer(cells: list[tuple[int, int]]) -> list[int]:
         states = _states(model, torch.tensor([code for _, code in cells]))
@@ -163,11 +163,6 @@ def _states(model: LoopedTransformer, codes: Int[Tensor, "*shape"]) -> Float[Ten
     assert model.code is not None
     bits = codes[..., None] >> torch.arange(model.code.n_bits) & 1  # [*shape, bit]
     return model.code.state((2.0 * bits - 1).to(model.device, model.dtype))
-
-
-def _code_of(signs: Float[Tensor, "row bit"]) -> list[int]:
-    weights = 2 ** torch.arange(signs.shape[-1], device=signs.device)
-    return ((signs >= 0) * weights).sum(-1).tolist()
 
 
 def read_code(

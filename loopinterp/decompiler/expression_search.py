@@ -70,7 +70,11 @@ def _search(
         for op, sizes in shapes:
             keep = len(operations) < most and size < largest
             cases = every_case if keep else few
-            for first, grown in bank.grown(op, sizes, cases):
+            arguments = _arguments(op, [bank.values[size] for size in sizes])
+            # Blocks of the operation on all expressions of these sizes.
+            blocks = _blocks([part[:, cases] for part in arguments], [0] * len(sizes))
+            for first, block in blocks:
+                grown = _applied(op, block)  # [*part, case]
                 rows = grown.flatten(0, -2)  # [row, case]
                 hits = (rows == target[cases]).all(-1).nonzero().flatten()
                 for hit in _operations(op, sizes, first, grown, hits):
@@ -123,16 +127,6 @@ class _Bank:
             for size, k in parts
         )
         return seq_map(op, *args)
-
-    def grown(
-        self, op: str, sizes: tuple[int, ...], cases: Tensor
-    ) -> Iterator[tuple[list[int], Int[Tensor, "*part case"]]]:
-        """Blocks of an operation on all expressions of these sizes, each with its first place in
-        each.
-        """
-        parts = _arguments(op, [self.values[size] for size in sizes])
-        for first, block in _blocks([part[:, cases] for part in parts], [0] * len(sizes)):
-            yield first, _applied(op, block)
 
     def values_of(self, operation: _Operation) -> Int[Tensor, " case"]:
         op, parts = operation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,9 +33,6 @@ from loopinterp.figures import (
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import spell_loops
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 @findings_of.register
 def _(result: Decompilation) -> list[Finding]:
@@ -45,7 +42,16 @@ def _(result: Decompilation) -> list[Finding]:
         return [Finding(text, value=value, good=False, label=label)]
     if result.given:
         value = result.identified or f"{result.data.sizes['cell']} cells"
-    text = f"{_claimed(result)} {_agreement(result)}"
+    agreement = "No interchange at equal loops changes an answer."
+    worst = result.worst() if TRAJECTORY in result.data["what"].values else None
+    if worst is not None and not np.isnan(worst.values[0]):
+        clean = result.data["agreement"].sel(what=CLEAN, estimate="value")
+        agreement = (
+            f"It predicts {with_interval(worst.values)} of held-out whole trajectories after an "
+            f"interchange (length {int(worst['n'])}, the worst) and {percent(clean.min())} of "
+            "clean answers."
+        )
+    text = f"{_claimed(result)} {agreement}"
     findings = [Finding(text, value=value, good=result.given, label=label)]
     if result.responses:
         findings.append(Finding(_delays(result)))
@@ -64,8 +70,12 @@ def _claimed(result: Decompilation) -> str:
     if not result.given:
         return f"No program is reported: {result.reason}. The closest table has {size}."
     if claim.grade == EXACT and claim.transitions:
+        name, initial = result.registered
+        program = f"“{name}”" if name else "a program of its own"
+        if initial:
+            program += f" (initially {initial})"
         return (
-            f"The model runs {_spell_program(*result.registered)} at any length: all "
+            f"The model runs {program} at any length: all "
             f"{claim.transitions:,} transitions that a run or an interchange can make were tested. "
             f"Its smallest table has {size}."
         )
@@ -75,24 +85,6 @@ def _claimed(result: Decompilation) -> str:
         return f"{text} every tested run, at lengths {checked} (recovered at {read})."
     # The worst kind of interchange, at the worst length.
     return f"{text} at least {percent(1 - claim.at_most)} of interventions of each kind."
-
-
-def _spell_program(name: str, initial: str) -> str:
-    if not name:
-        return "a program of its own"
-    return f"“{name}” (initially {initial})" if initial else f"“{name}”"
-
-
-def _agreement(result: Decompilation) -> str:
-    worst = result.worst() if TRAJECTORY in result.data["what"].values else None
-    if worst is None or np.isnan(worst.values[0]):
-        return "No interchange at equal loops changes an answer."
-    clean = result.data["agreement"].sel(what=CLEAN, estimate="value")
-    return (
-        f"It predicts {with_interval(worst.values)} of held-out whole trajectories after an "
-        f"interchange (length {int(worst['n'])}, the worst) and {percent(clean.min())} of clean "
-        "answers."
-    )
 
 
 def _delays(result: Decompilation) -> str:
@@ -125,22 +117,19 @@ def _(result: Decompilation) -> list[Figure]:
     elif len({row[4] for row in result.responses}) > 1:
         figures.append(_responses(result))
     if result.graph:
-        figures.append(_circuit(result))
+        circuit = Figure(
+            title=f"{_title(result)}, as a circuit",
+            plot=CircuitGraph.from_dict(result.graph),
+            caption=(
+                "The recovered program, compiled into a looped transformer: what heads select, "
+                "what neurons compute, and which variables go on to the next loop. The data file "
+                "has its transition table."
+            ),
+            control="This circuit is the program's. The model's own wiring may differ.",
+            data=result.to_dataframe("becomes"),
+        )
+        figures.append(circuit)
     return figures
-
-
-def _circuit(result: Decompilation) -> Figure:
-    return Figure(
-        title=f"{_title(result)}, as a circuit",
-        plot=CircuitGraph.from_dict(result.graph),
-        caption=(
-            "The recovered program, compiled into a looped transformer: what heads select, what "
-            "neurons compute, and which variables go on to the next loop. The data file has its "
-            "transition table."
-        ),
-        control="This circuit is the program's. The model's own wiring may differ.",
-        data=result.to_dataframe("becomes"),
-    )
 
 
 def _evidence(result: Decompilation) -> Figure:
@@ -200,9 +189,23 @@ def _table(result: Decompilation) -> Figure:
         # The answer of the cell that this one becomes.
         token = cells[row].rsplit(": ", 1)[0]
         after[row, column] = answers[f"{token}: {int(becomes.values[row, column])}"]
+    titles: dict[str, Any] = {"x_title": "message", "y_title": "token: value"}
+    colours = [name for name in PALETTE if name != "grey"]
+    seen = np.unique(after[~np.isnan(after)])
+    if len(seen) > len(colours):
+        plot = heatmap_panels({"": becomes.copy(data=after)}, value_title="answer", **titles)
+    else:
+        named = {
+            "none yet" if y == UNKNOWN else f"answer {int(y)}":
+                "grey" if y == UNKNOWN else colours.pop(0)
+            for y in seen
+        }  # fmt: skip
+        # Answers by their place among those that occur, as categories are numbered.
+        numbers = becomes.copy(data=np.searchsorted(seen, after).astype(float))
+        plot = category_maps({"": numbers.where(becomes.notnull())}, named, **titles)
     return Figure(
         title="The transition table",
-        plot=_coloured(becomes.copy(data=after)),
+        plot=plot,
         caption=(
             "One loop of the program. Rows: cells, a token with one of its values. Columns: "
             "messages, the effects that a left neighbour can have. Colour: the answer after the "
@@ -210,22 +213,6 @@ def _table(result: Decompilation) -> Figure:
         ),
         data=result.to_dataframe("becomes"),
     )
-
-
-def _coloured(after: xr.DataArray) -> go.Figure:
-    answers = np.unique(after.values[~np.isnan(after.values)])
-    colours = [name for name in PALETTE if name != "grey"]
-    titles: dict[str, Any] = {"x_title": "message", "y_title": "token: value"}
-    if len(answers) > len(colours):
-        return heatmap_panels({"": after}, value_title="answer", **titles)
-    named = {
-        "none yet" if y == UNKNOWN else f"answer {int(y)}":
-            "grey" if y == UNKNOWN else colours.pop(0)
-        for y in answers
-    }  # fmt: skip
-    # Answers by their place among those that occur, as categories are numbered.
-    numbers = after.copy(data=np.searchsorted(answers, after.values).astype(float))
-    return category_maps({"": numbers.where(after.notnull())}, named, **titles)
 
 
 def _responses(result: Decompilation) -> Figure:

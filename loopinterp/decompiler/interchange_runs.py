@@ -157,10 +157,6 @@ class InterchangeTrajectories(ShortRepr):
     def both(self) -> tuple[Trajectories, Trajectories]:
         return self.clean, self.changed
 
-    def without_states(self) -> InterchangeTrajectories:
-        clean, changed = (replace(part, states=part.states[..., :0]) for part in self.both)
-        return replace(self, clean=clean, changed=changed)
-
     @cached_property
     def natural(self) -> Int[Tensor, "time pair pos"]:
         """Answers of each base's clean run at the same loops; past the end its last ones."""
