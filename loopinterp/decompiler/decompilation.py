@@ -38,7 +38,6 @@ from loopinterp.decompiler.interchange_runs import (
     InterchangeTrajectories,
     Runs,
     depends_elsewhere,
-    n_loops_of,
 )
 from loopinterp.decompiler.program_writing import program_of
 from loopinterp.decompiler.region_refinement import against_counterexamples, refine
@@ -48,6 +47,7 @@ from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.models import device_of
 from loopinterp.models.iteration import need_repeatable
 from loopinterp.models.protocol import need_model, need_one_map
+from loopinterp.models.study_examples import loops_at
 from loopinterp.programs.equivalence import inputs_of
 from loopinterp.tasks.sampling import as_batch
 
@@ -272,8 +272,7 @@ class _Reader:
 
     def _runs(self, n: int, seed: int, *, times: int = 1) -> Runs:
         batch = inputs_of(self.task, (n,), times * self.examples, seed=seed)
-        n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
-        return Runs(self.model, batch, n_loops)
+        return Runs(self.model, batch, loops_at(self.model, self.task, n))
 
     def read_values(self, tolerance: float) -> Decompiled:
         runs, most = self.runs, self.most_values

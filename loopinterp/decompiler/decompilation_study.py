@@ -19,11 +19,10 @@ from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.decompiler.decompilation import READ_AT, Decompiled, Length, Lengths, decompile
 from loopinterp.decompiler.evidence import NONE, Claim, Refusal
-from loopinterp.decompiler.interchange_runs import n_loops_of
 from loopinterp.decompiler.program_writing import Messages, response_times
 from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.models.protocol import describe_model, need_model, need_one_map
-from loopinterp.models.study_examples import need_loops, need_model_of
+from loopinterp.models.study_examples import loops_at, need_loops, need_model_of
 from loopinterp.tasks.sampling import need_task
 
 if TYPE_CHECKING:
@@ -199,8 +198,7 @@ def _responses(
 ) -> list[list[Any]]:
     inputs = task.sample(torch.full((128,), n), generator=torch.Generator().manual_seed(0)).inputs
     # Eight loops more than the model makes, so that runs converge.
-    n_loops = n_loops_of(model, inputs.shape[1], task.n_loops(n)) + 8
-    table = response_times(automaton, inputs, n_loops=n_loops)
+    table = response_times(automaton, inputs, n_loops=loops_at(model, task, n) + 8)
     return [[words[token], *map(int, rest)] for token, *rest in table.itertuples(index=False)]
 
 

@@ -209,12 +209,11 @@ def tabulate_program(
 
     It has all cells that a run or an interchange can make; None if more than 4096.
     """
-    names = program.variables
-
-    def first(pair: tuple[int, int]) -> tuple[int, ...]:
+    names, starts = program.variables, {}
+    for pair in pairs:
         inputs = torch.tensor([[token for token in pair if token != EDGE[0]]])
         trace = program.trace(inputs, n_loops=0).variables
-        return tuple(int(trace[name][0, 0, -1]) for name in names)
+        starts[pair] = tuple(int(trace[name][0, 0, -1]) for name in names)
 
     def step(transitions: Sequence[Step[tuple[int, ...]]]) -> list[tuple[int, ...]]:
         stepped: list[tuple[int, ...]] = [()] * len(transitions)
@@ -239,7 +238,7 @@ def tabulate_program(
         outputs = program.run(tokens, n_loops=0, variables=variables).outputs[0, :, 0]
         return outputs.clamp(min=UNKNOWN).tolist()
 
-    return TransitionTable.reached({p: first(p) for p in pairs}, step, answer, most=4096)
+    return TransitionTable.reached(starts, step, answer, most=4096)
 
 
 @dataclass(frozen=True)

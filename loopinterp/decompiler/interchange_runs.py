@@ -13,7 +13,6 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.engine import answer, decided
 from loopinterp.interventions.pairs import drawn_pairs
 from loopinterp.models import bind, device_of, iterate
-from loopinterp.models.protocol import rule_of
 from loopinterp.programs.language import UNKNOWN
 
 if TYPE_CHECKING:
@@ -61,11 +60,6 @@ class Runs:
 
 def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, "batch pos"]:
     return torch.where(decided(logits), answer(logits).long(), UNKNOWN)
-
-
-def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
-    rule = rule_of(model)
-    return otherwise if rule is None else rule(n_positions)
 
 
 @torch.no_grad()

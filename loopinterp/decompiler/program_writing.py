@@ -240,7 +240,19 @@ _Naming = tuple[tuple[str, ...], Mapping[Cell, tuple[int, ...]]]
 def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
     undecided = min(table.answer_of.values()) < 0  # 0 stands for it, as programs count from 0
     by_answer = {cell: (answer + undecided,) for cell, answer in table.answer_of.items()}
-    from_start = _from_start(table, messages)
+    # Numbers of values: 0 for the commonest start of a token, then by the effect of messages on it.
+    from_start: dict[Cell, int] = {}
+    for token, size in table.sizes.items():
+        first = [value for (_, t), value in table.starts.items() if t == token] or [0]
+        queue, order = [max(first, key=first.count), *range(size)], []
+        while queue:
+            value = queue.pop(0)
+            if value in order:
+                continue
+            order.append(value)
+            after = (messages.becomes.get(((token, value), m)) for m in range(messages.n))
+            queue = [v for v in after if v is not None and v not in order] + queue
+        from_start |= {(token, value): k for k, value in enumerate(order)}
     yield ("value",), {cell: (k,) for cell, k in from_start.items()}
     yield ("answer",), by_answer
     both = {cell: (*values, messages.sends[cell]) for cell, values in by_answer.items()}
@@ -252,23 +264,6 @@ def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
     yield ("answer", "rest"), rank
 
 
-def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
-    """Value numbers: 0 for the commonest start of a token, then by the effect of messages on it."""
-    numbers: dict[Cell, int] = {}
-    for token, size in table.sizes.items():
-        first = [value for (_, t), value in table.starts.items() if t == token] or [0]
-        queue, order = [max(first, key=first.count), *range(size)], []
-        while queue:
-            value = queue.pop(0)
-            if value in order:
-                continue
-            order.append(value)
-            after = (messages.becomes.get(((token, value), m)) for m in range(messages.n))
-            queue = [v for v in after if v is not None and v not in order] + queue
-        numbers |= {(token, value): k for k, value in enumerate(order)}
-    return numbers
-
-
 def _renumberings(messages: Messages, values: Mapping[Cell, tuple[int, ...]]) -> Iterator[Messages]:
     """Messages with the numbers of their effects, or of their senders, if possible."""
     if messages.n > 5:  # too many to try every order
@@ -278,11 +273,11 @@ def _renumberings(messages: Messages, values: Mapping[Cell, tuple[int, ...]]) ->
     sent = [(m, values[cell][-1]) for cell, m in messages.sends.items() if cell != EDGE]
     orders = []
     for pairs in (becoming, sent):
-
-        def n_equal(order: Sequence[int], pairs: Sequence[tuple[int, int]] = pairs) -> int:
-            return sum(order[value] == m for m, value in pairs if value < len(order))
-
-        order = max(permutations(range(messages.n)), key=n_equal)
+        n_equal = {
+            order: sum(order[value] == m for m, value in pairs if value < messages.n)
+            for order in permutations(range(messages.n))
+        }
+        order = max(n_equal, key=n_equal.__getitem__)
         if order not in orders:
             orders.append(order)
             yield messages.renumbered(order)
