@@ -101,6 +101,15 @@ def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
     def share(successes: str, trials: str, inputs: str) -> np.ndarray:
         return wilson_estimate(counts[successes], counts[trials], independent=counts[inputs])
 
+    duels = counts.drop_sel(delay=END)
+    trials = {"trials": duels.apart, "independent": duels.apart_inputs}
+    # [model, program, rival, delay, estimate]: pairs on which the first is right, and the second.
+    first = wilson_estimate(duels.duel_right, **trials)
+    second = wilson_estimate(duels.duel_right.values.swapaxes(1, 2), **trials)
+    # [model, program, rival, delay]: the gap between the two intervals, whichever is higher.
+    lead = np.maximum(first[..., 1] - second[..., 2], second[..., 1] - first[..., 2])
+    duel_delay = np.nan_to_num(lead, nan=-2.0).argmax(-1)
+    best = duel_delay[..., None]
     return {
         "iia": share("right", "effective", "effective_inputs"),
         "effective": counts.effective,
@@ -117,23 +126,9 @@ def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
         "random_change": share("random_right", "random_effective", "random_inputs"),
         "specific": share("interchange_right", "random_effective", "random_inputs"),
         "same_value": share("unchanged", "n_same", "same_inputs"),
-        **_duels(counts.drop_sel(delay=END)),
-    }
-
-
-def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
-    trials = {"trials": counts.apart, "independent": counts.apart_inputs}
-    # [model, program, rival, delay, estimate]: pairs on which the first is right, and the second.
-    first = wilson_estimate(counts.duel_right, **trials)
-    second = wilson_estimate(counts.duel_right.values.swapaxes(1, 2), **trials)
-    # [model, program, rival, delay]: the gap between the two intervals, whichever is higher.
-    lead = np.maximum(first[..., 1] - second[..., 2], second[..., 1] - first[..., 2])
-    delay = np.nan_to_num(lead, nan=-2.0).argmax(-1)
-    best = delay[..., None]
-    return {
         "duel": np.take_along_axis(first, best[..., None], axis=3)[:, :, :, 0],
-        "duel_delay": delay,
-        "apart": np.take_along_axis(counts.apart.values, best, axis=3)[..., 0],
+        "duel_delay": duel_delay,
+        "apart": np.take_along_axis(duels.apart.values, best, axis=3)[..., 0],
     }
 
 

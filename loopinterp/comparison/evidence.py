@@ -298,9 +298,9 @@ def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]])
 def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
     import xarray as xr
 
-    # Arrays have one of the axes pair, input and batch each, along which they are joined.
-    def along(axis: str) -> xr.Dataset:
-        named = (part[[name for name in part if axis in part[name].dims]] for part in parts)
-        return xr.concat(list[xr.Dataset](named), axis, join="outer", fill_value=False)
-
-    return along("pair").merge(along("input")).merge(along("batch"))
+    joined = xr.Dataset()
+    # Arrays have one of these axes each, along which they are joined.
+    for axis in ("pair", "input", "batch"):
+        named = [part[[name for name in part if axis in part[name].dims]] for part in parts]
+        joined = joined.merge(xr.concat(named, axis, join="outer", fill_value=False))
+    return joined

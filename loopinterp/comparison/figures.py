@@ -97,7 +97,20 @@ def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
 @figures_of.register
 def _comparison_figures(result: ProgramComparison) -> list[Figure]:
     if len(result.verdicts) > 1:
-        return [_by_model(result)]
+        rates = result.data["whole_run"].sel(stratum=ALL, estimate="value")
+        rates = rates.assign_coords(program=[plain(str(p)) for p in rates["program"].values])
+        by_model = Figure(
+            title="Each model against each program",
+            plot=heatmap_panels(
+                {"": rates.transpose("program", "model")},
+                value_title="whole-run accuracy",
+                scale="mass",
+            ),
+            caption="Share of effective interventions that a program predicts at every delay.",
+            control="Each model's verdict names its controls.",
+            data=result.to_dataframe("whole_run"),
+        )
+        return [by_model]
     ((name, verdict),) = result.verdicts.items()
     data = result.data.sel(model=name)
     # Programs in the order of their whole-run accuracy.
@@ -249,18 +262,6 @@ def _duels(data: xr.Dataset, order: list[str]) -> Figure:
         ),
         control="The cell across the diagonal is the rival's share on the same pairs.",
         data=data[["apart", "duel_delay"]].to_dataframe().reset_index(),
-    )
-
-
-def _by_model(result: ProgramComparison) -> Figure:
-    data = result.data["whole_run"].sel(stratum=ALL, estimate="value").transpose("program", "model")
-    data = data.assign_coords(program=[plain(str(p)) for p in data["program"].values])
-    return Figure(
-        title="Each model against each program",
-        plot=heatmap_panels({"": data}, value_title="whole-run accuracy", scale="mass"),
-        caption="Share of effective interventions that a program predicts at every delay.",
-        control="Each model's verdict names its controls.",
-        data=result.to_dataframe("whole_run"),
     )
 
 

@@ -105,12 +105,20 @@ class Prediction(ShortRepr):
 
     def after(self, rows: Any) -> Trace:
         """The program's runs after some interchanges; entry k is k loops later."""
+        pairs, interventions = self.pairs[rows], []
+        if (second := pairs.second) is not None:
+            delay = second.loop - pairs.loop
+            position = (second.position - self.program_offset.offset).clamp(min=0)
+            at = self._program_loop(second.source_loop), second.source, position
+            values = {name: self.trace.variables[name][at] for name in self._names}
+            happens, n_pos = second.made & (delay <= self.steps), pairs.inputs.shape[1]
+            interventions = Intervention.of_rows(values, position, delay, happens, n_pos)
         # A step does not know its loop, so pairs of different loops run together.
         return self.program.run(
-            self.pairs.inputs[self.pairs.base[rows]],
+            pairs.inputs[pairs.base],
             n_loops=self.steps,
             variables=self.state(rows),
-            interventions=self._second(rows),
+            interventions=interventions,
         )
 
     def state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
@@ -126,18 +134,6 @@ class Prediction(ShortRepr):
             source = variables[name][source_loop, pairs.source[:, None], at]
             state[name] = state[name].scatter(1, at, source)
         return state
-
-    def _second(self, rows: Any) -> list[Intervention]:
-        pairs = self.pairs[rows]
-        second = pairs.second
-        if second is None:
-            return []
-        delay = second.loop - pairs.loop
-        position = (second.position - self.program_offset.offset).clamp(min=0)
-        at = self._program_loop(second.source_loop), second.source, position
-        values = {name: self.trace.variables[name][at] for name in self._names}
-        happens = second.made & (delay <= self.steps)
-        return Intervention.of_rows(values, position, delay, happens, pairs.inputs.shape[1])
 
     def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         # The program is at its first loop before that.

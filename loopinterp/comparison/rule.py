@@ -137,7 +137,8 @@ def decide(
     rates = (counts.run_right / counts.run_effective).sel(stratum=ALL)
     closest = str(rates.fillna(-1).idxmax("program").item())
     its = counts.sel(program=closest)
-    unseparated = [q for q in programs if q != closest and not its.apart.sel(rival=q).any()]
+    alike = its.rival.values[~its.apart.any("delay").values].tolist()  # this one included
+    unseparated = [q for q in alike if q != closest]
     reasons = [
         *_fails_after_interchange(its, threshold),
         *_fails_clean_runs(its, threshold),
@@ -208,11 +209,11 @@ def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reas
         where = {"first": first, "last": last, "failed": n, "delays": len(effective)}
         yield _reason("delay", value=value, low=low, **where)
     worse = []
-    for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
-        name = str(its.stratum.values[k])
-        enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
+    columns = (its[name].values.tolist() for name in ("stratum", "run_inputs", "run_effective"))
+    for (value, low, high), name, n_inputs, n in zip(_whole_run(its).tolist(), *columns):
+        enough = n_inputs >= LEAST_INPUTS or name == ALL
         if (enough and not low >= threshold) or high < threshold:
-            worse.append((high, value, low, name, int(its.run_effective[k])))
+            worse.append((high, value, low, name, int(n)))
     if worse:
         # The worst is the one that is surely low, not the one with the fewest pairs.
         _, value, low, name, n = min(worse)
@@ -242,15 +243,13 @@ def _fails_against_rivals(
 ) -> Iterator[Reason]:
     for name in unseparated:
         yield Reason("no_pair_separates", {"program": name})
-    for name in counts.program.values.tolist():
-        if name == closest or name in unseparated:
-            continue
-        pairs = counts.sel(program=closest, rival=name)
-        # Intervals by delay, over the pairs that separate the two; one clear delay is enough.
-        trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
-        low = wilson_estimate(pairs.duel_right, **trials)[:, 1]
-        rival = counts.duel_right.sel(program=name, rival=closest)
-        if not (low > wilson_estimate(rival, **trials)[:, 2]).any():
+    pairs = counts[["duel_right", "apart", "apart_inputs"]].sel(program=closest)
+    # Intervals over the pairs that separate the two [rival, delay]; one clear delay is enough.
+    trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
+    low = wilson_estimate(pairs.duel_right, **trials)[..., 1]
+    high = wilson_estimate(counts.duel_right.sel(rival=closest), **trials)[..., 2]
+    for name in pairs.rival.values[~(low > high).any(-1)].tolist():
+        if name != closest and name not in unseparated:
             yield Reason("not_separated", {"program": name})
 
 

@@ -317,19 +317,17 @@ def _counts(
         # Equal whole answers: positions [pair, delay, pos] that are not scored count as equal.
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
 
-    def answers() -> Iterator[tuple[Tensor, ...]]:
-        for subspace in subspaces:
-            rows = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
-            # The part of the change in the subspace, and the rest: [part, pair, …, d_model].
-            part = project(run.difference, rows)
-            states = run.base_state + torch.stack([part, run.difference - part])
-            yield run.after(states).unbind()
-        yield everything, run.base
-
     # Pairs and delays at which the whole interchange is effective, [pair, delay].
     moved = answers_moved(run)
     rows = []
-    for inside, outside in answers():
+    for subspace in [*subspaces, None]:
+        inside, outside = everything, run.base
+        if subspace is not None:
+            basis = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
+            # The part of the change in the subspace, and the rest: [part, pair, …, d_model].
+            part = project(run.difference, basis)
+            states = run.base_state + torch.stack([part, run.difference - part])
+            inside, outside = run.after(states)
         same = alike(inside, everything)
         effective = (~alike(inside, run.base) | claims.changes) & run.within
         # Right at every effective delay, and effective at some, [pair].

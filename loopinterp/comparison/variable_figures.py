@@ -72,40 +72,39 @@ def _when(delay: str) -> str:
 def _(result: VariableInterchange) -> list[Figure]:
     pairs = result.data["pairs"].sel(intervention=VARIABLE)
     delays = [d for d in ("0", "1", END) if d in pairs.delay and pairs.sel(delay=d).any()]
-    return [_variable_figure(result, delay) for delay in delays]
-
-
-def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
-    at, when = result.data.sel(delay=delay), _when(delay)
-    variables = [str(name) for name in at["variable"].values]
-    shown = at.assign_coords(variable=[plain(name) for name in variables])
-    agreement = shown["agreement"].sel(estimate="value")
-    names = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
-    panels = {x: agreement.sel(intervention=x) for x in names}
-    panels["clean run"] = shown["undisturbed"]
-    layout: dict[str, Any] = {"x_title": "loop of the interchange", "scale": "mass", "columns": 3}
+    variables = [str(name) for name in result.data["variable"].values]
     sizes = ", ".join(
         f"{plain(name)}: "
         + (f"{result.ranks[name]} directions" if name in result.ranks else "the whole state")
         for name in variables
     )
-    chance = np.nanmax(agreement.sel(intervention=NOTHING).values)
     table = result.to_dataframe("agreement", "pairs")
-    return Figure(
-        title=f"Interchange of variables of {plain(result.program)}, read {when}",
-        plot=heatmap_panels(panels, value_title="share predicted", **layout),
-        caption=(
-            "Share of whole answers that the program predicts when a variable, and its part of the "
-            f"state ({sizes}), come from another run. Only pairs on which the program's answer "
-            "changes count; empty: none. Last panel: without intervention."
-        ),
-        control=(
-            "In the same runs: a random change of equal norm; the same directions after another "
-            f"loop; another variable's; and nothing, which is chance (at most {percent(chance)}). "
-            "The same value in another context must change nothing."
-        ),
-        data=table.query("delay == @delay", local_dict={"delay": delay}),
-    )
+    layout: dict[str, Any] = {"x_title": "loop of the interchange", "scale": "mass", "columns": 3}
+    figures = []
+    for delay in delays:
+        at = result.data.sel(delay=delay).assign_coords(variable=[plain(x) for x in variables])
+        agreement = at["agreement"].sel(estimate="value")
+        names = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
+        panels = {x: agreement.sel(intervention=x) for x in names}
+        panels["clean run"] = at["undisturbed"]
+        chance = np.nanmax(agreement.sel(intervention=NOTHING).values)
+        figure = Figure(
+            title=f"Interchange of variables of {plain(result.program)}, read {_when(delay)}",
+            plot=heatmap_panels(panels, value_title="share predicted", **layout),
+            caption=(
+                "Share of whole answers that the program predicts when a variable, and its part of "
+                f"the state ({sizes}), come from another run. Only pairs on which the program's "
+                "answer changes count; empty: none. Last panel: without intervention."
+            ),
+            control=(
+                "In the same runs: a random change of equal norm; the same directions after "
+                "another loop; another variable's; and nothing, which is chance (at most "
+                f"{percent(chance)}). The same value in another context must change nothing."
+            ),
+            data=table.query("delay == @delay", local_dict={"delay": delay}),
+        )
+        figures.append(figure)
+    return figures
 
 
 @findings_of.register
@@ -232,9 +231,9 @@ def _(result: SubspaceSearch) -> list[Figure]:
     # Of each method the smallest rank that carries it, or the largest; of the first one less, too.
     # Of read directions only those per token: ten lines would not be legible.
     shown = []
-    for method in dict.fromkeys(result.methods[:-1]):
+    for method, smallest in result.smallest.items():
         ranks = [rank for m, rank in zip(result.methods, result.ranks) if m == method]
-        last = ranks.index(result.smallest[method] or max(ranks))
+        last = ranks.index(smallest or max(ranks))
         first = max(last - 1, 0) if method == result.methods[0] else last
         if method not in READ:
             shown += [f"{method}, {rank}" for rank in ranks[first : last + 1]]

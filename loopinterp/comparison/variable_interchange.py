@@ -310,32 +310,33 @@ class _VariablePairs(ShortRepr):
     generator: torch.Generator
 
     def draw(self, variable: str, loops: Collection[int]) -> InterchangePairs:
-        return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
-
-    def _after(self, variable: str, loop: int) -> InterchangePairs:
         inputs, most = self.batch.inputs, 8 * self.per_loop  # candidates, eight for a pair
-        base, source = draw_pairs(len(inputs), most, self.generator)
-        values = self.trace.variables[variable][loop]
-        # Positions at which the variable has two values, [pair, pos].
-        differs = values[base] != values[source]
-        if variable not in self.subspaces:
-            # The whole state may also hold the token.
-            differs &= inputs[base] == inputs[source]
-        pair, position = differs.nonzero(as_tuple=True)
-        some = torch.randperm(len(pair), generator=self.generator)[:most]
-        candidates = InterchangePairs.of(
-            self.batch,
-            base=base[pair[some]],
-            source=source[pair[some]],
-            positions=position[some, None],
-            loop=torch.full_like(some, loop),
-            n_loops=self.n_loops,
-        )
-        effective = _effective(self.predict(variable, candidates)).int()
-        # The last delay at which the answer changes, [pair].
-        last = effective.shape[1] - 1 - effective.flip(1).argmax(1)
-        rows = effective.any(1).nonzero().squeeze(1)
-        return candidates[rows[evenly_by_class(last[rows], self.per_loop, self.generator)]]
+        parts = []
+        for loop in loops:
+            base, source = draw_pairs(len(inputs), most, self.generator)
+            values = self.trace.variables[variable][loop]
+            # Positions at which the variable has two values, [pair, pos].
+            differs = values[base] != values[source]
+            if variable not in self.subspaces:
+                # The whole state may also hold the token.
+                differs &= inputs[base] == inputs[source]
+            pair, position = differs.nonzero(as_tuple=True)
+            some = torch.randperm(len(pair), generator=self.generator)[:most]
+            candidates = InterchangePairs.of(
+                self.batch,
+                base=base[pair[some]],
+                source=source[pair[some]],
+                positions=position[some, None],
+                loop=torch.full_like(some, loop),
+                n_loops=self.n_loops,
+            )
+            effective = _effective(self.predict(variable, candidates)).int()
+            # The last delay at which the answer changes, [pair].
+            last = effective.shape[1] - 1 - effective.flip(1).argmax(1)
+            rows = effective.any(1).nonzero().squeeze(1)
+            chosen = evenly_by_class(last[rows], self.per_loop, self.generator)
+            parts.append(candidates[rows[chosen]])
+        return join(parts, "loop", tuple(map(str, loops)))
 
     def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
         """The program after an interchange of a variable (of all, with the whole state)."""
