@@ -30,6 +30,7 @@ from loopinterp.interventions.pairs import InterchangePairs, draw_pairs, evenly_
 from loopinterp.models import describe_model
 from loopinterp.models.iteration import check_increasing
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.paired_runs import decided_difference
 from loopinterp.programs.stock_programs import get_program
 
 if TYPE_CHECKING:
@@ -409,7 +410,6 @@ def _differ(
     pairs: InterchangePairs,
 ) -> Bool[Tensor, "pair delay"]:
     """Whether two decided answers differ at an asked position before the end."""
-    # Both decided, at scored positions, [pair, delay, pos].
-    decided = (first != UNKNOWN) & (second != UNKNOWN) & pairs.scored[:, None]
     within = torch.arange(first.shape[1]) <= pairs.horizon[:, None]
-    return ((first != second) & decided).any(-1) & within
+    # At scored positions, [pair, delay, pos].
+    return (decided_difference(first, second) & pairs.scored[:, None]).any(-1) & within

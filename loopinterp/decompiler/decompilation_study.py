@@ -28,7 +28,6 @@ from loopinterp.tasks.sampling import need_task
 if TYPE_CHECKING:
     import xarray as xr
 
-    from loopinterp.decompiler.transition_table import TransitionTable
     from loopinterp.tasks.task import Task
 
 
@@ -129,10 +128,9 @@ def decompilation_study(
     need_model_of(task, model)
     need_loops(model)
     read_at = sorted({n} if isinstance(n, int) else {*n})
-    about = {"study": "decompilation", "n": read_at, "n_exchanges": n_exchanges}
-    with study(seed, **about, model=describe_model(model)) as watch:
-        options: dict[str, Any] = {"n": read_at, "lengths": lengths, "n_exchanges": n_exchanges}
-        options["seed"] = seed
+    options: dict[str, Any] = {"n": read_at, "n_exchanges": n_exchanges}
+    with study(seed, study="decompilation", **options, model=describe_model(model)) as watch:
+        options |= {"lengths": lengths, "seed": seed}
         result = decompile(model, task, tolerances=(0.0,), **options)
         sharp = result.program is not None
         if not sharp:
@@ -140,15 +138,16 @@ def decompilation_study(
             # The sharp reading is shown only where it alone has a table.
             sharp = regions.automaton is None and result.automaton is not None
             result = result if sharp else regions
-        closest, automaton, graph = result.closest, result.automaton, {}
-        # The meaning of each token, and the edge; its number where a task has no words.
-        words = dict(enumerate(closest.inputs)) if closest is not None else {}
-        words = {t: str(t) for t in (automaton.sizes if automaton else ())} | words
-        words[EDGE[0]] = "the edge"
-        responses = []
-        if automaton is not None:
-            responses = _responses(model, automaton, task, max(read_at), words)
-        if closest is not None:
+        closest, automaton = result.closest, result.automaton
+        words, responses, graph = {EDGE[0]: "the edge"}, [], {}  # words: the meaning of each token
+        if closest is not None and automaton is not None:  # one comes with the other
+            words.update(enumerate(closest.inputs))
+            generator = torch.Generator().manual_seed(0)
+            inputs = task.sample(torch.full((128,), read_at[-1]), generator=generator).inputs
+            # Eight loops more than the model makes, so that runs converge.
+            n_loops = loops_at(model, task, read_at[-1]) + 8
+            times = response_times(automaton, inputs, n_loops=n_loops).itertuples(index=False)
+            responses = [[words[token], *map(int, rest)] for token, *rest in times]
             with contextlib.suppress(InputError):  # too large to be looked at
                 graph = draw_program(closest).to_dict()
         return Decompilation.of(
@@ -191,15 +190,6 @@ def _arrays(result: Decompiled, words: dict[int, str]) -> dict[str, Any]:
         arrays["answer"] = np.array(answers, dtype=float)
         arrays["sends"] = np.array([messages.sends[cell] for cell in cells], dtype=float)
     return {"coords": coords, "agreement": agreement, "judged": judged, **arrays}
-
-
-def _responses(
-    model: Any, automaton: TransitionTable, task: Task, n: int, words: dict[int, str]
-) -> list[list[Any]]:
-    inputs = task.sample(torch.full((128,), n), generator=torch.Generator().manual_seed(0)).inputs
-    # Eight loops more than the model makes, so that runs converge.
-    table = response_times(automaton, inputs, n_loops=loops_at(model, task, n) + 8)
-    return [[words[token], *map(int, rest)] for token, *rest in table.itertuples(index=False)]
 
 
 def _unexplained(result: Decompiled, words: dict[int, str]) -> list[list[Any]]:

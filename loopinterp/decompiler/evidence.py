@@ -56,7 +56,7 @@ def held_out(
     # The other kinds draw as if they were the first, so that each depends on the seed alone.
     again = torch.Generator()
     again.set_state(generator.get_state())
-    usual = agreement(model, program, drawn_pairs(batch, n_loops, number, generator))
+    tables = [agreement(model, program, drawn_pairs(batch, n_loops, number, generator))]
     trace = program.trace(batch.inputs, n_loops=n_loops)
     # All variables after every loop, [variable, (loop, input, pos)].
     variables = torch.stack([x.flatten() for x in trace.variables.values()])
@@ -66,9 +66,10 @@ def held_out(
         INJECTED: balanced_pairs(batch, values, number, again),
         REPEATED: repeated_pairs(batch, n_loops, number, again),
     }
-    tables = [agreement(model, program, pairs).assign(kind=kind) for kind, pairs in others.items()]
-    rows = [table[table["what"] == TRAJECTORY].assign(what=table["kind"]) for table in tables]
-    return pd.concat([usual, *(row[usual.columns] for row in rows)], ignore_index=True)
+    for kind, pairs in others.items():
+        table = agreement(model, program, pairs)
+        tables.append(table[table["what"] == TRAJECTORY].assign(what=kind))
+    return pd.concat(tables, ignore_index=True)
 
 
 def agreement(
