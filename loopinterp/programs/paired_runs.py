@@ -113,11 +113,12 @@ class PairedRuns:
         position, loop = place + positions.start, time + loops.start
 
         def draw(below: Int[Tensor, " row"] | int) -> Int[Tensor, " row"]:
-            return (_uniform(len(base), generator) * below).long()
+            return (torch.rand(len(base), generator=generator, dtype=torch.float32) * below).long()
 
         def source_loops(loop: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
             other = (loop - loops.start + 1 + draw(len(loops) - 1)) % len(loops) + loops.start
-            return torch.where(_uniform(len(base), generator) < 0.5, loop, other)
+            same = torch.rand(len(base), generator=generator, dtype=torch.float32) < 0.5
+            return torch.where(same, loop, other)
 
         source, source_loop = source_of[base, position], source_loops(loop)
         other_place = draw(2) == 1
@@ -197,10 +198,6 @@ class _OneRun:
         reads = loop + torch.arange(n_loops + 1)[:, None]  # [delay, row]
         clean = self.trace.outputs[reads.clamp(max=len(self.trace.outputs) - 1), interchanges.base]
         return run.outputs, clean
-
-
-def _uniform(n: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(n, generator=generator, dtype=torch.float32)
 
 
 def _other_of_token(
