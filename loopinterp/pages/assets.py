@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -28,8 +29,6 @@ from loopinterp.figures.circuit_layout import asset as graph_asset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import pandas as pd
 
     from loopinterp.pages.run_record import RunRecord
 
@@ -145,18 +144,24 @@ Tables = dict[str, "pd.DataFrame"]
 def tables_of(records: Mapping[str, RunRecord]) -> Tables:
     """Settings, findings and curves of named runs; the run is in the first column."""
     settings, findings, curves = [], [], []
+    readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
     for run, record in records.items():
         for part, values in setting_groups(record.config).items():
             settings += [(run, part, name, value) for name, value in values.items()]
         for result_name, result in record.results.items():
-            try:
-                result_findings = result.findings()
-            except Exception:  # a damaged value; the page has a sentence about it
-                continue
-            for k, one in enumerate(result_findings):
-                about = (one.section, one.label, one.value, one.good, one.text)
-                findings.append((run, result_name, k, *about))
-        curves += _curve_rows(run, record)
+            with suppress(Exception):  # a damaged value; the page has a sentence about it
+                for k, one in enumerate(result.findings()):
+                    about = (one.section, one.label, one.value, one.good, one.text)
+                    findings.append((run, result_name, k, *about))
+            if result.kind in readers:
+                with suppress(Exception):
+                    curves += [(run, *row) for row in readers[result.kind](result)]
+        step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
+        curves += [
+            (run, _TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
+            for row in record.metrics[::step]
+            if "step" in row and row.get("loss", 0) > 0
+        ]
     of_curves = ["run", "figure", "panel", "x", "value", "low", "high"]
     names = ["run", "result", "number", "section", "label", "value", "good", "text"]
     # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
@@ -248,24 +253,6 @@ _TRAINING = _Shared(
     "Recorded in training, on its own batches. Runs that were not trained have none.",
     logarithmic=("loss",),
 )
-
-
-def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
-    for result in record.results.values():
-        if result.kind in readers:
-            try:
-                rows += [(name, *row) for row in readers[result.kind](result)]
-            except Exception:  # a damaged value; the run's own report says so
-                continue
-    step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
-    rows += [
-        (name, _TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
-        for row in record.metrics[::step]
-        if "step" in row and row.get("loss", 0) > 0
-    ]
-    return rows
 
 
 _Rows = Iterator[tuple[str, str, Any, float, float, float]]

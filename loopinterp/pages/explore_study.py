@@ -129,7 +129,7 @@ def explore(
             watch,
             runs,
             directions=plane,
-            variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
+            variables=_variables(chosen_programs, runs, missing),
             patterns=_attention(model, runs, missing),
             inner=_inner(model, runs, missing),
             lens=name,
@@ -245,8 +245,15 @@ def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> 
     return pairs
 
 
-def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> list[LoopProgram]:
-    """Programs sorted by agreement with the model; ties by simplicity."""
+def _variables(
+    programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, Any]
+) -> dict[str, Pairs]:
+    """Values and implied values [example, loop, pos] of each run, by variable name.
+
+    Variables of the programs that agree most with the model come first; ties by simplicity.
+    """
+    if not programs:
+        missing[Missing.NO_PROGRAM.name] = {}
 
     def distance(program: LoopProgram) -> tuple[float, int]:
         shares = []
@@ -257,17 +264,8 @@ def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> 
             shares.append(same[:, 1:][np.broadcast_to(run.asked[:, None], same.shape)[:, 1:]])
         return 1 - float(np.concatenate(shares).mean()), len(program.variables)
 
-    return sorted(programs, key=distance)
-
-
-def _variables(
-    programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, Any]
-) -> dict[str, Pairs]:
-    """Values and implied values [example, loop, pos] of each run, by variable name."""
-    if not programs:
-        missing[Missing.NO_PROGRAM.name] = {}
     pairs: dict[str, Any] = {}
-    for program in programs:
+    for program in sorted(programs, key=distance):
         for run in runs:
             answers = torch.from_numpy(run.answer[..., 0]).transpose(0, 1)
             is_asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()

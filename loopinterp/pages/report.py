@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
+import loopinterp
 from loopinterp.compiler.figures import draw
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, need
@@ -48,10 +49,6 @@ from loopinterp.pages.run_record import (
     spell_problem,
 )
 from loopinterp.pages.sections import EXPLORER, SECTIONS, figure_views, section_views
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _MARKER = '<meta name="generator" content="loopinterp report">'
 """In the head of every page written here; a file with it may be overwritten."""
@@ -127,6 +124,11 @@ def render_report(record: RunRecord) -> str:
         heading, results = record.name, [*record.results.values()]
         shows_one = len(results) == 1 and isinstance(results[0], Exploration)
         told = [results[0].findings()[-1].text] if shows_one else []
+    versions = dict(record.made.get("versions", {}))
+    # Where the run wrote down no version, that of its studies is shown.
+    if studies := {result.provenance.version for result in record.results.values()} - {""}:
+        versions.setdefault("loopinterp", ", ".join(sorted(studies)))
+    versions["this report"] = f"loopinterp {loopinterp.__version__}"
     return render_page(
         "report.html.j2",
         record=record,
@@ -149,7 +151,7 @@ def render_report(record: RunRecord) -> str:
         made_figures=made_views,
         circuits=any(view.html for view in views),
         settings=setting_groups(record.config),
-        versions=_versions(record),
+        versions=versions,
         data=embedded(tables_of({record.name: record})),
         plotly_scripts=plotly_scripts(view.flat for view in drawn),
     )
@@ -225,17 +227,6 @@ def _model(record: RunRecord) -> list[tuple[str, str]]:
         for name, value in known
         if value is not None
     ]
-
-
-def _versions(record: RunRecord) -> dict[str, str]:
-    from loopinterp import __version__
-
-    versions = dict(record.made.get("versions", {}))
-    # Where the run wrote down no version, that of its studies is shown.
-    studies = sorted({r.provenance.version for r in record.results.values()} - {""})
-    if "loopinterp" not in versions and studies:
-        versions["loopinterp"] = ", ".join(studies)
-    return {**versions, "this report": f"loopinterp {__version__}"}
 
 
 def _made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -185,6 +185,12 @@ def read_run(folder: str | Path) -> RunRecord:
         else:
             results[path.stem] = result
     notes = _read_made(folder / "made.json", owner, problems)
+    n_parameters, weights = None, folder / "model" / "model.safetensors"
+    if weights.is_file():  # no model in memory, nor a pipe, which would never end
+        # A file that cannot be read is a problem already.
+        with suppress(OSError, SafetensorError), safe_open(weights, "np") as file:
+            names = file.keys()  # a file is no mapping
+            n_parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     return RunRecord(
         name=printable(folder.resolve().name),
         config=config,
@@ -194,19 +200,8 @@ def read_run(folder: str | Path) -> RunRecord:
         made=notes,
         problems=problems,
         weights=owner.weights,
-        n_parameters=_count_parameters(folder / "model" / "model.safetensors"),
+        n_parameters=n_parameters,
     )
-
-
-def _count_parameters(weights: Path) -> int | None:
-    if not weights.is_file():  # a model in memory; or a pipe, which would never end
-        return None
-    try:
-        with safe_open(weights, "np") as file:
-            names = file.keys()  # a file is no mapping
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    except (OSError, SafetensorError):  # a file that is a problem already
-        return None
 
 
 def _read_metrics(
