@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -338,34 +337,31 @@ def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
     for text in names:
         name, _, number = text.partition("=")
         rule: Any = STOPPING_RULES[check_choice("stopping rule", name, [*STOPPING_RULES])]
+        field = _number_field(rule)
         if number:
-            field = _number_field(rule)
             try:
                 value = _NUMBERS[field].kind(number)
             except (KeyError, ValueError):  # the rule takes no number, or not this one
-                fields = {other: _number_field(its) for other, its in STOPPING_RULES.items()}
-                spelled = (f"{o}={_NUMBERS[f].word}" if f else o for o, f in fields.items())
+                known = {other: _number_field(its) for other, its in STOPPING_RULES.items()}
+                spelled = (f"{o}={_NUMBERS[f].word}" if f else o for o, f in known.items())
                 raise InputError(
                     "stopping rule",
                     expected=f"{', '.join(spelled)} or {CALIBRATED}",
                     given=repr(text),
                     fix="Write residual=0.03, for instance.",
                 ) from None
-            rule = dataclasses.replace(rule, **{field: value})
-        rules[_label(name, rule)] = rule
+            rule = replace(rule, **{field: value})
+        label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
+        if field:
+            label += _NUMBERS[field].label.format(getattr(rule, field))
+        rules[label] = rule
     return rules
 
 
 def _number_field(rule: Any) -> str:
     """The field of a rule's number; "" if it has none."""
-    fields = {field.name for field in dataclasses.fields(rule)}
-    return next((name for name in _NUMBERS if name in fields), "")
-
-
-def _label(name: str, rule: Any) -> str:
-    label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
-    field = _number_field(rule)
-    return label + _NUMBERS[field].label.format(getattr(rule, field)) if field else label
+    names = {field.name for field in fields(rule)}
+    return next((name for name in _NUMBERS if name in names), "")
 
 
 def calibrate_stopping(model: Session) -> models.LengthLine:

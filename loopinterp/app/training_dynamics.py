@@ -223,7 +223,7 @@ def training_dynamics_study(
         n_loops = max(LEAST_LOOPS, -(-5 * int(longest.n_loops.max()) // 4))
     known = programs_of(task) if programs is None else check_program_list(programs)
     cells = _Cells.draw(task, variable, lengths[-1], n_samples, seed)
-    measures = _Measures(run, task, lengths, n_loops, cells, known, n_samples, seed)
+    measures = _Measures(run, lengths, n_loops, cells, known, n_samples, seed)
     models = [describe_model(run.model_at(step)) for step in chosen]
     coords = {"step": chosen, "loop": range(n_loops + 1), "length": lengths}
     coords |= {"distance": cells.distances}
@@ -315,7 +315,6 @@ class _Cells:
 @dataclass(frozen=True)
 class _Measures:
     run: Run
-    task: Task
     lengths: Sequence[int]
     n_loops: int
     cells: _Cells
@@ -325,18 +324,25 @@ class _Measures:
 
     def measure(self, model: LoopedModel) -> dict[str, np.ndarray]:
         """Arrays of one snapshot, without the axis of steps."""
-        kind = self.run.config.distribution or self.task.distributions[0]
+        kind = self.run.config.distribution or self.run.task.distributions[0]
         evaluation = evaluate(
-            model, self.task, self.lengths, distributions=[kind], loops=range(self.n_loops + 1),
-            n_samples=self.n_samples, seed=self.seed,
+            model, self.run.task, self.lengths, distributions=[kind],
+            loops=range(self.n_loops + 1), n_samples=self.n_samples, seed=self.seed,
         ).data.isel(distribution=0)  # fmt: skip
         control = with_random_weights(model, seed=self.seed)  # type: ignore[type-var]
+        batch = self._sample(_CONVERGED, kind)
+        convergence = convergence_study(model, batch, n_loops=self.n_loops, n_spectral=0)
+        counted, loops = convergence.data["counted"], convergence.data["loop"]
+        converged = (convergence.settling_times() <= loops) & counted
+        right = converged & (convergence.data["right"] == 1)
         arrays = {
             "exact_match": evaluation["exact_match"].isel(extra_loop=0).values,
             "loop_exact_match": evaluation["loop_exact_match"].sel({ESTIMATE: "value"}).values,
             "probe": self.cells.probe(model, self.n_loops),
             "probe_random": self.cells.probe(control, self.n_loops, may_diverge=True),
-            **self._convergence(model, kind),
+            "residual": convergence.mean_residual().where(loops > 0).values,
+            "converged": converged.sum(("batch", "pos")).values / float(counted.sum()),
+            "converged_right": right.sum(("batch", "pos")).values / float(counted.sum()),
         }
         if self.programs:
             batch = self._sample(_COMPARED, None)
@@ -347,16 +353,5 @@ class _Measures:
 
     def _sample(self, size: int, kind: str | None) -> Any:
         generator = torch.Generator().manual_seed(self.seed)
-        n = self.run.cutoff
-        return self.task.sample(n, batch_size=size, generator=generator, distribution=kind)
-
-    def _convergence(self, model: LoopedModel, kind: str) -> dict[str, np.ndarray]:
-        batch = self._sample(_CONVERGED, kind)
-        result = convergence_study(model, batch, n_loops=self.n_loops, n_spectral=0)
-        counted, loops = result.data["counted"], result.data["loop"]
-        converged = (result.settling_times() <= loops) & counted
-        right = converged & (result.data["right"] == 1)
-        total = float(counted.sum())
-        shares = [x.sum(("batch", "pos")).values / total for x in (converged, right)]
-        residual = result.mean_residual().where(loops > 0).values
-        return {"residual": residual, "converged": shares[0], "converged_right": shares[1]}
+        task, n = self.run.task, self.run.cutoff
+        return task.sample(n, batch_size=size, generator=generator, distribution=kind)
