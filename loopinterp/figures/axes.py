@@ -273,15 +273,21 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
     is_log = {axis: figure.layout[f"{axis}axis{name}"]["type"] == "log" for axis in "xy"}
     marks = [mark for mark in marks if mark.value > 0 or not is_log[mark.axis]]
     on_x = sorted(mark.value for mark in marks if mark.axis == "x" and mark.text)
+    on_panel: Any = figure.select_traces({"xaxis": f"x{name}"})
+    # Names of categories have no place on a scale.
+    numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
+    if is_log["x"]:
+        numbers = [float(np.log10(v)) for v in numbers if v > 0]
+    far_right = math.inf
+    if numbers:
+        far_right = min(numbers) + 0.65 * (max(numbers) - min(numbers))
     for mark in marks:
         at = float(np.log10(mark.value)) if is_log[mark.axis] else mark.value
         across = {"x": f"x{name}", "y": f"y{name} domain"}
         ends = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
         # Above the axes, where no line crosses the text. The text of the first of several marks,
         # and of one near the right edge, is on its left.
-        left = mark.value in on_x[: len(on_x) // 2] or _is_far_right(
-            figure, mark.value, panel, is_log["x"]
-        )
+        left = at > far_right or mark.value in on_x[: len(on_x) // 2]
         text: dict[str, Any] = {"x": at, "y": 1, "xanchor": "right" if left else "left"}
         text |= {"yanchor": "bottom", "name": "x reference"}
         if mark.axis == "y":
@@ -294,18 +300,6 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
         if mark.text:
             about = {"text": mark.text, "showarrow": False, "font": {"size": 12}}
             figure.add_annotation(**about, **refs, **text)
-
-
-def _is_far_right(figure: go.Figure, value: float, panel: int, log: bool) -> bool:
-    on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
-    # Names of categories have no place on a scale.
-    numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
-    if log and value > 0:
-        numbers = [math.log10(v) for v in numbers if v > 0]
-        value = math.log10(value)
-    if not numbers:
-        return False
-    return bool(value > min(numbers) + 0.65 * (max(numbers) - min(numbers)))
 
 
 def axis_range(

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from pydantic import Field, NonNegativeInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import CheckpointError, InputError, check_choice
+from loopinterp.core.errors import CheckpointError, check_choice, need
 from loopinterp.figures.circuit_layout import (
     KINDS,
     LINE,
@@ -72,26 +72,22 @@ class CircuitGraph(GraphParts):
         return f"<CircuitGraph {self.title}: {sizes}>"
 
     def __post_init__(self) -> None:
-        wrong = []
-        if len(self.nodes) > MOST_NODES:
-            wrong = [("nodes", f"at most {MOST_NODES} nodes", f"{len(self.nodes)}; draw a part")]
-        elif len(self.by_id) < len(self.nodes):
-            wrong = [("nodes", "one of each id", "two of the same")]
+        nodes, edges = "nodes of a circuit graph", "edges of a circuit graph"
+        fix = "Make graphs with loopinterp.compiler.draw, which draws any subexpression."
+        n_nodes, ids = len(self.nodes), self.by_id.keys()
+        most, got = f"at most {MOST_NODES} nodes", f"{n_nodes}; draw a part"
+        need(n_nodes <= MOST_NODES, nodes, most, got, fix)
+        need(len(ids) == n_nodes, nodes, "one of each id", "two of the same", fix)
         for node in self.nodes:
             check_choice(f"kind of node {node.id}", node.kind, KINDS)
             check_choice(f"section of node {node.id}", node.section, SECTIONS)
         for edge in self.edges:
             ends = f"{edge.source} to {edge.target}"
             check_choice(f"role of the edge {ends}", edge.role, ROLES)
-            if not {edge.source, edge.target} <= self.by_id.keys():
-                wrong.append(("edges", "edges between nodes", ends))
-            if edge.lag not in (0, 1, 2):
-                wrong.append(("edges", "lags of 0, 1 or 2", repr(edge.lag)))
-            if edge.effect is not None and not math.isfinite(edge.effect):
-                wrong.append(("edges", "effects that are finite", repr(edge.effect)))
-        for what, expected, actual in wrong:
-            fix = "Make graphs with loopinterp.compiler.draw, which draws any subexpression."
-            raise InputError(f"{what} of a circuit graph", expected=expected, given=actual, fix=fix)
+            need({edge.source, edge.target} <= ids, edges, "edges between nodes", ends, fix)
+            need(edge.lag in (0, 1, 2), edges, "lags of 0, 1 or 2", repr(edge.lag), fix)
+            finite = edge.effect is None or math.isfinite(edge.effect)
+            need(finite, edges, "effects that are finite", repr(edge.effect), fix)
 
     def with_facts(self, facts: Mapping[str, Sequence[tuple[str, str]]]) -> Self:
         """The graph with further facts about its nodes.

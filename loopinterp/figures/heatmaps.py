@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError, need
+from loopinterp.core.errors import need
 from loopinterp.figures.axes import (
     PALETTE,
     SCALES,
@@ -122,9 +122,9 @@ def category_maps(
     names, count = list(categories), len(categories)
     colours = [PALETTE.get(shade, shade) for shade in categories.values()]
     low, high = _limits(panels)
-    if low < 0 or high >= count:  # else a cell has the colour of another category
-        expected, given = f"numbers of categories from 0 to {count - 1}", f"{low:g} to {high:g}"
-        raise InputError("panels", expected=expected, given=given, fix="Name every category.")
+    # Else a cell has the colour of another category.
+    expected, got = f"numbers of categories from 0 to {count - 1}", f"{low:g} to {high:g}"
+    need(low >= 0 and high < count, "panels", expected, got, "Name every category.")
     # Each colour at both ends of its interval: steps instead of a gradient.
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
     style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
@@ -151,10 +151,8 @@ def loop_slider_figure(
 
     ``values`` are shares [loop, panel, row, column]; coordinates of the second axis are the titles.
     """
-    if values.ndim != 4:
-        expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
-        fix = "Select or stack the other axes."
-        raise InputError("values", expected=expected, given=given, fix=fix)
+    expected, got = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
+    need(values.ndim == 4, "values", expected, got, "Select or stack the other axes.")
     loop_axis, panel_axis = values.dims[:2]
     titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import need
 from loopinterp.core.text import ShortRepr
 from loopinterp.figures.axes import (
     PALETTE,
@@ -204,10 +204,9 @@ def space_figure(
     figure, style_of = go.Figure(), styles(lines)
     for line in lines:
         z = np.asarray(heights.get(line.name, ()), dtype=float)
-        if len(z) != len(line.x):
-            what, expected = f"heights of line {line.name!r}", f"{len(line.x)}, one for each point"
-            fix = "Name heights as the lines are named."
-            raise InputError(what, expected=expected, given=str(len(z)), fix=fix)
+        what, expected = f"heights of line {line.name!r}", f"{len(line.x)}, one for each point"
+        fix = "Name heights as the lines are named."
+        need(len(z) == len(line.x), what, expected, str(len(z)), fix)
         shade = style_of[line.name, line.control].colour
         style: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
         if line.control:
