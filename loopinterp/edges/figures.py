@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import need
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.edges.edge_effects import CONTROLS
@@ -110,16 +110,13 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
     nodes: dict[str, GraphNode] = {}
     links = []
     for sender, receiver, lag in chosen:
-        if (sender, receiver, lag) not in table.index:
-            raise InputError(
-                "edges",
-                expected="tied edges of this study, (sender, receiver, lag) each",
-                given=repr((sender, receiver, lag)),
-                fix="result.to_dataframe() lists them.",
-            )
+        edge = (sender, receiver, lag)
+        expected = "tied edges of this study, (sender, receiver, lag) each"
+        fix = "result.to_dataframe() lists them."
+        need(edge in table.index, "edges", expected, repr(edge), fix)
         reader = without_slot(receiver)  # a slot becomes the role of the link
         role = _ROLES[receiver.rpartition(".")[2]] if reader != receiver else ""
-        effect, size = table.loc[(sender, receiver, lag), ["effect", "size"]]
+        effect, size = table.loc[edge, ["effect", "size"]]
         minimal = result.data["minimality"].sel(tied_sender=sender, tied_receiver=receiver, lag=lag)
         for end in (sender, reader):
             nodes.setdefault(end, _node(end))
