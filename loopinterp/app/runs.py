@@ -203,9 +203,8 @@ def sweep_file(
     options = {}
     for option in cluster_options:
         key, equals, text = option.partition("=")
-        if not equals:
-            fix = "Write for instance timeout_min=120."
-            raise InputError("--cluster-set", expected="KEY=VALUE", given=repr(option), fix=fix)
+        fix = "Write for instance timeout_min=120."
+        need(equals, "--cluster-set", "KEY=VALUE", repr(option), fix)
         options[key] = parse_value(text)
     page = pages.need_page(Path(out) / "sweep.html")  # refused before the hours are spent
     result = training.run_sweep(

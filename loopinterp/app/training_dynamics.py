@@ -223,13 +223,16 @@ def training_dynamics_study(
         n_loops = max(LEAST_LOOPS, -(-5 * int(longest.n_loops.max()) // 4))
     known = programs_of(task) if programs is None else check_program_list(programs)
     cells = _Cells.draw(task, variable, lengths[-1], n_samples, seed)
-    measures = _Measures(run, lengths, n_loops, cells, known, n_samples, seed)
+    sizes: Any = {"lengths": lengths, "n_loops": n_loops, "n_samples": n_samples, "seed": seed}
     models = [describe_model(run.model_at(step)) for step in chosen]
     coords = {"step": chosen, "loop": range(n_loops + 1), "length": lengths}
     coords |= {"distance": cells.distances}
     coords |= {"program": [p.name for p in known]} if known else {}
     with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
-        parts = [measures.measure(run.model_at(step)) for step in track(chosen, "snapshots")]
+        parts = [
+            _measure(run.model_at(step), run, cells, known, **sizes)
+            for step in track(chosen, "snapshots")
+        ]
         return TrainingDynamics.of(
             watch,
             coords=coords,
@@ -312,46 +315,43 @@ class _Cells:
         return probe.score(states[..., half:, :], self.label[:, half:]).cpu().numpy()
 
 
-@dataclass(frozen=True)
-class _Measures:
-    run: Run
-    lengths: Sequence[int]
-    n_loops: int
-    cells: _Cells
-    programs: Sequence[LoopProgram]
-    n_samples: int
-    seed: int
-
-    def measure(self, model: LoopedModel) -> dict[str, np.ndarray]:
-        """Arrays of one snapshot, without the axis of steps."""
-        kind = self.run.config.distribution or self.run.task.distributions[0]
-        evaluation = evaluate(
-            model, self.run.task, self.lengths, distributions=[kind],
-            loops=range(self.n_loops + 1), n_samples=self.n_samples, seed=self.seed,
-        ).data.isel(distribution=0)  # fmt: skip
-        control = with_random_weights(model, seed=self.seed)  # type: ignore[type-var]
-        batch = self._sample(_CONVERGED, kind)
-        convergence = convergence_study(model, batch, n_loops=self.n_loops, n_spectral=0)
-        counted, loops = convergence.data["counted"], convergence.data["loop"]
-        converged = (convergence.settling_times() <= loops) & counted
-        right = converged & (convergence.data["right"] == 1)
-        arrays = {
-            "exact_match": evaluation["exact_match"].isel(extra_loop=0).values,
-            "loop_exact_match": evaluation["loop_exact_match"].sel({ESTIMATE: "value"}).values,
-            "probe": self.cells.probe(model, self.n_loops),
-            "probe_random": self.cells.probe(control, self.n_loops, may_diverge=True),
-            "residual": convergence.mean_residual().where(loops > 0).values,
-            "converged": converged.sum(("batch", "pos")).values / float(counted.sum()),
-            "converged_right": right.sum(("batch", "pos")).values / float(counted.sum()),
-        }
-        if self.programs:
-            batch = self._sample(_COMPARED, None)
-            pairs = SpreadPairs(pairs=_PAIRS, same_value=0)
-            compared = compare_programs(model, self.programs, batch, pairs=pairs, seed=self.seed)
-            arrays["whole_run"] = compared.data["whole_run"].isel(model=0).sel(stratum="all").values
-        return arrays
-
-    def _sample(self, size: int, kind: str | None) -> Any:
-        generator = torch.Generator().manual_seed(self.seed)
-        task, n = self.run.task, self.run.cutoff
-        return task.sample(n, batch_size=size, generator=generator, distribution=kind)
+def _measure(
+    model: LoopedModel,
+    run: Run,
+    cells: _Cells,
+    programs: Sequence[LoopProgram],
+    *,
+    lengths: Sequence[int],
+    n_loops: int,
+    n_samples: int,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    """Arrays of one snapshot, without the axis of steps."""
+    task, n, generator = run.task, run.cutoff, torch.Generator().manual_seed(seed)
+    kind = run.config.distribution or task.distributions[0]
+    evaluation = evaluate(
+        model, task, lengths, distributions=[kind], loops=range(n_loops + 1),
+        n_samples=n_samples, seed=seed,
+    ).data.isel(distribution=0)  # fmt: skip
+    batch = task.sample(n, batch_size=_CONVERGED, generator=generator, distribution=kind)
+    convergence = convergence_study(model, batch, n_loops=n_loops, n_spectral=0)
+    counted, loops = convergence.data["counted"], convergence.data["loop"]
+    converged = (convergence.settling_times() <= loops) & counted
+    right = converged & (convergence.data["right"] == 1)
+    control = with_random_weights(model, seed=seed)  # type: ignore[type-var]
+    arrays = {
+        "exact_match": evaluation["exact_match"].isel(extra_loop=0).values,
+        "loop_exact_match": evaluation["loop_exact_match"].sel({ESTIMATE: "value"}).values,
+        "probe": cells.probe(model, n_loops),
+        "probe_random": cells.probe(control, n_loops, may_diverge=True),
+        "residual": convergence.mean_residual().where(loops > 0).values,
+        "converged": converged.sum(("batch", "pos")).values / float(counted.sum()),
+        "converged_right": right.sum(("batch", "pos")).values / float(counted.sum()),
+    }
+    if programs:
+        generator.manual_seed(seed)
+        batch = task.sample(n, batch_size=_COMPARED, generator=generator)
+        pairs = SpreadPairs(pairs=_PAIRS, same_value=0)
+        compared = compare_programs(model, programs, batch, pairs=pairs, seed=seed)
+        arrays["whole_run"] = compared.data["whole_run"].isel(model=0).sel(stratum="all").values
+    return arrays

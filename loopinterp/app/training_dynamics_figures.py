@@ -68,10 +68,6 @@ def _wavefront(result: TrainingDynamics) -> Finding:
 
 @figures_of.register
 def _(result: TrainingDynamics) -> list[Figure]:
-    return [_maps(result), _lines(result)]
-
-
-def _maps(result: TrainingDynamics) -> Figure:
     data = result.data
     panels = {
         **{f"exact match, length {n}": data["loop_exact_match"].sel(length=n, drop=True)
@@ -81,7 +77,8 @@ def _maps(result: TrainingDynamics) -> Figure:
     }  # fmt: skip
     panels = {title: x.transpose("loop", "step") for title, x in panels.items()}
     untrained = data["converged"].isel(step=0, loop=-1)
-    return Figure(
+    shuffled = data["probe_random"] >= result.threshold
+    maps = Figure(
         title="What training brings, by loop",
         plot=heatmap_panels(
             panels, value_title="share", x_title="step of training", scale="mass", columns=2,
@@ -95,27 +92,19 @@ def _maps(result: TrainingDynamics) -> Figure:
         control=(
             f"The first column is the first snapshot (step {int(data['step'][0])}), at which "
             f"{percent(untrained)} of tokens converge. On shuffled weights, "
-            f"{percent((data['probe_random'] >= result.threshold).mean())} of all cells are "
-            "readable."
+            f"{percent(shuffled.mean())} of all cells are readable."
         ),
         data=result.to_dataframe("residual", "converged", "converged_right"),
     )  # fmt: skip
-
-
-def _lines(result: TrainingDynamics) -> Figure:
-    data = result.data
-    lines = [
-        Series.of(f"exact match, length {n}", data["exact_match"].sel(length=n))
-        for n in data["length"].values.tolist()
-    ]
+    lines = Series.each(data["exact_match"], "length", "exact match, length {}".format)
     last = {"converges": data["converged"], "converges right": data["converged_right"]}
     last["readable"] = result.readable
     lines += [Series.of(name, values.isel(loop=-1)) for name, values in last.items()]
     if (closest := result.closest_program) is not None:
         lines.append(Series.of(closest, data["whole_run"].sel(program=closest)))
-    control = (data["probe_random"] >= result.threshold).mean("distance").isel(loop=-1)
+    control = shuffled.mean("distance").isel(loop=-1)
     lines.append(Series.of("readable, shuffled weights", control, control=True))
-    return Figure(
+    times = Figure(
         title="When each property appears",
         plot=line_figure(lines, x_title="step of training", y_title="share", y_range=(0, 1.03)),
         caption=(
@@ -125,3 +114,4 @@ def _lines(result: TrainingDynamics) -> Figure:
         ),
         data=result.to_dataframe("exact_match"),
     )
+    return [maps, times]

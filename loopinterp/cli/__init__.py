@@ -42,7 +42,9 @@ def _ending_in_one_line() -> Iterator[None]:
     def remember(number: int, frame: Any) -> None:
         nonlocal interrupted
         interrupted = True
-        if _is_importing(frame):
+        while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is not None:  # in an import
             end()
         raise KeyboardInterrupt
 
@@ -76,12 +78,6 @@ def _ending_in_one_line() -> Iterator[None]:
         sys.unraisablehook = hook
         if signal.getsignal(signal.SIGINT) in (remember, signal.SIG_IGN) and before is not None:
             signal.signal(signal.SIGINT, before)
-
-
-def _is_importing(frame: Any) -> bool:
-    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _say() -> None:

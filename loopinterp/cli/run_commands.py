@@ -165,14 +165,13 @@ def _spell_stages(stages: list[loopinterp.training.FiniteStage]) -> tuple[Any, s
         document.append({"run": str(run), "bits": bits, **learnt, "learnt": stage.learnt})
         shares = ", ".join(f"{share:.3g} right at {n}" for n, share in stage.lowest.items())
         lines.append(f"{run}: {bits} bits, {shares}")
-    smallest_stage = loopinterp.training.smallest_stage(stages)
-    if smallest_stage is None:
-        return {"stages": document, "smallest": None}, "\n".join(
-            [*lines, "No stage is right on every example."]
-        )
-    smallest = smallest_stage.run.folder
-    lines.append(f"Smallest: {smallest}. {next_step('analyze', smallest)}")
-    return {"stages": document, "smallest": str(smallest)}, "\n".join(lines)
+    smallest = loopinterp.training.smallest_stage(stages)
+    if smallest is None:
+        lines.append("No stage is right on every example.")
+        return {"stages": document, "smallest": None}, "\n".join(lines)
+    folder = smallest.run.folder
+    lines.append(f"Smallest: {folder}. {next_step('analyze', folder)}")
+    return {"stages": document, "smallest": str(folder)}, "\n".join(lines)
 
 
 @command(

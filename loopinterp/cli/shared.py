@@ -137,9 +137,9 @@ def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[
 def read_numbers(option: str, text: str) -> list[int]:
     """Whole numbers separated by commas; none if the text is empty."""
     parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
-        raise InputError(option, expected=expected, given=repr(text), fix=fix)
+    numbers = all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
+    expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
+    need(numbers, option, expected, repr(text), fix)
     return [int(part) for part in parts]
 
 

@@ -77,9 +77,8 @@ def _activity(result: FeatureStudy) -> Figure:
     activity = result.data["activity"]
     share = activity / activity.sum("loop").where(activity.sum("loop") > 0)
     places = xr.DataArray(np.arange(share.sizes["loop"]), dims="loop")
-    live = share.notnull().all("loop").values
-    order = np.argsort((share * places).sum("loop").values[live], kind="stable")
-    shown = share.isel(feature=np.flatnonzero(live)[order]).transpose("feature", "loop")
+    live = share.dropna("feature").transpose("feature", "loop")
+    shown = live.sortby((live * places).sum("loop"))
     names: Any = {"feature": np.arange(shown.sizes["feature"]), "loop": _named_loops(result)}
     plot = heatmap_panels(
         {"": shown.assign_coords(names)},

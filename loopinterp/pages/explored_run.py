@@ -127,8 +127,11 @@ class ExploredRun:
         self.states, self.n_loops = torch.stack(states_by_loop), len(states_by_loop) - 1
         moved = relative_residual(self.states, allow_nonfinite=True)
         moved = torch.cat([torch.full_like(moved[:1], torch.nan), moved])
-        self.answer, self.probability = _first(answer), _first(probability)
-        self.entropy, self.moved = _first(entropy).astype(np.float32), _numpy(moved.transpose(0, 1))
+        self.answer, self.probability = _stacked(answer), _stacked(probability)
+        self.entropy, self.moved = (
+            _stacked(entropy).astype(np.float32),
+            _numpy(moved.transpose(0, 1)),
+        )
         self.target = _numpy(self.batch.targets.where(self.batch.targets != IGNORE, -1))
         self.asked = self.target >= 0
 
@@ -140,7 +143,7 @@ class ExploredRun:
         return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
 
 
-def _first(by_loop: list[Tensor]) -> np.ndarray:
+def _stacked(by_loop: list[Tensor]) -> np.ndarray:
     return torch.stack(by_loop, 1).cpu().numpy()
 
 

@@ -244,8 +244,8 @@ def facts_of(results: Mapping[str, Result]) -> list[Fact]:
 
 def story(record: RunRecord, facts: list[Fact]) -> list[str]:
     """The sentences that head a report: the model, then each fact but convergence."""
-    said = [fact.sentence for fact in facts if fact.topic is not Topic.CONVERGENCE]
-    return [introduction(record), *said]
+    others = [fact.sentence for fact in facts if fact.topic is not Topic.CONVERGENCE]
+    return [introduction(record), *others]
 
 
 def story_of_runs(facts_by_run: Mapping[str, list[Fact]]) -> list[str]:

@@ -119,11 +119,11 @@ def render_report(record: RunRecord) -> str:
     drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
     facts = facts_of(record.results)
     if record.is_run:
-        heading, *told = story(record, facts)
+        heading, *sentences = story(record, facts)
     else:  # what the model makes of the prompt, on a page that shows nothing else
         heading, results = record.name, [*record.results.values()]
         shows_one = len(results) == 1 and isinstance(results[0], Exploration)
-        told = [results[0].findings()[-1].text] if shows_one else []
+        sentences = [results[0].findings()[-1].text] if shows_one else []
     versions = dict(record.made.get("versions", {}))
     # Where the run wrote down no version, that of its studies is shown.
     if studies := {result.provenance.version for result in record.results.values()} - {""}:
@@ -134,7 +134,7 @@ def render_report(record: RunRecord) -> str:
         record=record,
         problems=[*map(spell_problem, [*record.problems, *problems, *undrawn])],
         title=heading,
-        story=" ".join(told),
+        story=" ".join(sentences),
         facts=facts,
         model=_model(record),
         first=[view for view in sections if view.section.key == EXPLORER],
