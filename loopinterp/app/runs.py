@@ -54,8 +54,14 @@ def configure(
         config = training.TrainingConfig.from_dict(read_json(file))
     elif recipe is not None:
         config = training.get_recipe(recipe).config
+    elif task is not None and without_recipe:
+        # The demo's recipe, fitted to the task's inputs and outputs.
+        solved, start = tasks.get_task(task), training.RECIPES[DEMO_RECIPE]
+        sizes = {size: getattr(solved, size) for size in ("d_vocab", "d_features", "d_vocab_out")}
+        model = dataclasses.replace(start.model, **sizes)
+        config = start.replace(task=task, model=model, distribution=None)
     elif task is not None:
-        config = _plain_config(task) if without_recipe else _recipe_of(task)
+        config = _recipe_of(task)
     else:
         raise InputError(
             "task",
@@ -92,14 +98,6 @@ def _recipe_of(name: str) -> training.TrainingConfig:
         fix=f"{instead or 'To train it all the same,'} add --without-recipe, which starts from the "
         "demo's model, and change it with --set; or give a --config.",
     )
-
-
-def _plain_config(name: str) -> training.TrainingConfig:
-    """The demo's recipe, fitted to the inputs and outputs of a task without a recipe."""
-    task, start = tasks.get_task(name), training.RECIPES[DEMO_RECIPE]
-    sizes = {size: getattr(task, size) for size in ("d_vocab", "d_features", "d_vocab_out")}
-    model = dataclasses.replace(start.model, **sizes)
-    return start.replace(task=name, model=model, distribution=None)
 
 
 def train_run(

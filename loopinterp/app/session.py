@@ -174,16 +174,15 @@ class Session(ShortRepr):
 
     def programs(self) -> list[str]:
         """Stock programs that solve the task, with its settings and tokens."""
-
-        def fits(name: str) -> bool:
+        names = []
+        for name in list_programs():
             program = get_program(name)
-            if program.task != self.task.name or len(program.inputs) != self.task.d_vocab:
-                return False
-            # A task with other settings is another task: its modulus, its alphabet.
-            solved = get_task(program.task, **program.task_settings)
-            return dict(solved.config()) == dict(self.task.config())
-
-        return [name for name in list_programs() if fits(name)]
+            if program.task == self.task.name and len(program.inputs) == self.task.d_vocab:
+                # A task with other settings is another task: its modulus, its alphabet.
+                solved = get_task(program.task, **program.task_settings)
+                if dict(solved.config()) == dict(self.task.config()):
+                    names.append(name)
+        return names
 
 
 @checked
@@ -366,14 +365,10 @@ def _number_field(rule: Any) -> str:
 
 def calibrate_stopping(model: Session) -> models.LengthLine:
     """A line of loops against length, fitted on the upper half of the training lengths."""
-    lengths = _calibration_lengths(model)
-    return training.calibrate_stopping(model.model, model.task, lengths, seed=model.seed)
-
-
-def _calibration_lengths(model: Session) -> list[int]:
     last = model.affordable(model.cutoff)
     # At most six lengths, evenly from the middle of the training lengths to their end.
     upper = last - last // 2
     steps = min(6, upper + 1) - 1
-    lengths = (last // 2 + k * upper // max(steps, 1) for k in range(steps + 1))
-    return sorted({model.affordable(max(n, 1)) for n in lengths})
+    evenly = (last // 2 + k * upper // max(steps, 1) for k in range(steps + 1))
+    lengths = sorted({model.affordable(max(n, 1)) for n in evenly})
+    return training.calibrate_stopping(model.model, model.task, lengths, seed=model.seed)

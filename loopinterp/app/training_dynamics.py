@@ -229,10 +229,7 @@ def training_dynamics_study(
     coords |= {"distance": cells.distances}
     coords |= {"program": [p.name for p in known]} if known else {}
     with study(seed, task=task.name, n_samples=n_samples, models=models) as watch:
-        parts = [
-            _measure(run.model_at(step), run, cells, known, **sizes)
-            for step in track(chosen, "snapshots")
-        ]
+        parts = [_measure(run, step, cells, known, **sizes) for step in track(chosen, "snapshots")]
         return TrainingDynamics.of(
             watch,
             coords=coords,
@@ -316,8 +313,8 @@ class _Cells:
 
 
 def _measure(
-    model: LoopedModel,
     run: Run,
+    step: int,
     cells: _Cells,
     programs: Sequence[LoopProgram],
     *,
@@ -327,7 +324,8 @@ def _measure(
     seed: int,
 ) -> dict[str, np.ndarray]:
     """Arrays of one snapshot, without the axis of steps."""
-    task, n, generator = run.task, run.cutoff, torch.Generator().manual_seed(seed)
+    model, task, n = run.model_at(step), run.task, run.cutoff
+    generator = torch.Generator().manual_seed(seed)
     kind = run.config.distribution or task.distributions[0]
     evaluation = evaluate(
         model, task, lengths, distributions=[kind], loops=range(n_loops + 1),

@@ -128,10 +128,8 @@ class ExploredRun:
         moved = relative_residual(self.states, allow_nonfinite=True)
         moved = torch.cat([torch.full_like(moved[:1], torch.nan), moved])
         self.answer, self.probability = _stacked(answer), _stacked(probability)
-        self.entropy, self.moved = (
-            _stacked(entropy).astype(np.float32),
-            _numpy(moved.transpose(0, 1)),
-        )
+        self.entropy = _stacked(entropy).astype(np.float32)
+        self.moved = _numpy(moved.transpose(0, 1))
         self.target = _numpy(self.batch.targets.where(self.batch.targets != IGNORE, -1))
         self.asked = self.target >= 0
 

@@ -407,7 +407,13 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
     # Read off exactly, it is the registered program up to its first guess.
     program = read.registered[0] if read is not None and exact else ""
     if compared is not None and len(compared.verdicts) > 1:
-        return _of_several(compared)
+        names = [plain(v.identified) for v in compared.verdicts.values() if v.identified]
+        n_models, n_candidates = len(compared.verdicts), compared.data.sizes["program"]
+        candidates = f"{n_candidates} candidate{'s' if n_candidates > 1 else ''}"
+        programs = ", ".join(f"“{name}” in {n}" for name, n in Counter(names).items())
+        values = {"identified": len(names), "models": n_models, "programs": programs or candidates}
+        good = True if len(names) == n_models else None
+        return Fact(Topic.PROGRAM, Code.OF_SEVERAL, good, values)
     if compared is not None and not program and (not exact or compared.verdict.identified):
         return _verdict(compared)
     if read is None:
@@ -426,17 +432,6 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
     values["share"] = percent(share)
     code, good = (Code.READ_OFF, True) if read.given else (Code.NOT_READ, None)
     return Fact(Topic.PROGRAM, code, good, values)
-
-
-def _of_several(compared: Any) -> Fact:
-    verdicts = list(compared.verdicts.values())
-    names = [plain(v.identified) for v in verdicts if v.identified]
-    n_candidates = compared.data.sizes["program"]
-    candidates = f"{n_candidates} candidate{'s' if n_candidates > 1 else ''}"
-    programs = ", ".join(f"“{name}” in {n}" for name, n in Counter(names).items()) or candidates
-    values = {"identified": len(names), "models": len(verdicts), "programs": programs}
-    good = True if len(names) == len(verdicts) else None
-    return Fact(Topic.PROGRAM, Code.OF_SEVERAL, good, values)
 
 
 def _verdict(compared: Any) -> Fact:

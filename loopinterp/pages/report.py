@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import stat
 from collections.abc import Mapping, Sequence
@@ -112,7 +111,7 @@ def render_report(record: RunRecord) -> str:
     """The report as HTML; without a configuration, of the results alone."""
     sections, problems = section_views(record)
     figures, undrawn = _made_figures(record)
-    made_views = figure_views(figures, undrawn, itertools.count(1))
+    made_views = figure_views(figures, undrawn, count(1))
     shown = {view.section.key for view in sections}
     # Graphs of circuits are HTML; all other figures are drawn by Plotly.
     views = [view for section in sections for view in section.all_figures]

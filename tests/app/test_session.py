@@ -157,9 +157,19 @@ def _can_draw(task: Task, n: int) -> bool:
 
 @pytest.mark.parametrize("cutoff", [1, 8, 100])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_every_task_has_the_lengths_that_commands_ask(task: Task, cutoff: int) -> None:
+def test_every_task_has_the_lengths_that_commands_ask(
+    task: Task, cutoff: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = _studied(task, cutoff)
-    asked = [*session._calibration_lengths(model), *workflow._lengths(model)]
+    fitted_at: list[int] = []
+
+    def fit(_: Any, __: Any, lengths: list[int], *, seed: int) -> None:
+        fitted_at.extend(lengths)
+
+    monkeypatch.setattr(session.training, "calibrate_stopping", fit)
+    session.calibrate_stopping(model)
+    asked = [*fitted_at, *workflow._lengths(model)]
+    assert fitted_at
     shortest = longest_length(task, 1)
     for n in asked:
         work = task.n_loops(n) * task.n_positions(n) ** 2
