@@ -18,6 +18,7 @@ from loopinterp.core.run_files import Mismatch, Owner, Seal
 from loopinterp.core.storage import write_json
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, describe_model
 from loopinterp.models.checkpoints import write_model
+from loopinterp.models.stopping import LengthLine
 from loopinterp.models.study_examples import examples_for
 from loopinterp.pages import read_run
 from loopinterp.tasks import Addition, Task, get_task, list_tasks
@@ -163,8 +164,9 @@ def test_every_task_has_the_lengths_that_commands_ask(
     model = _studied(task, cutoff)
     fitted_at: list[int] = []
 
-    def fit(_: Any, __: Any, lengths: list[int], *, seed: int) -> None:
+    def fit(_: Any, __: Any, lengths: list[int], *, seed: int) -> LengthLine:
         fitted_at.extend(lengths)
+        return LengthLine(1.0, 0.0)
 
     monkeypatch.setattr(session.training, "calibrate_stopping", fit)
     session.calibrate_stopping(model)
