@@ -125,9 +125,11 @@ class _Argument:
     def __init__(self, name: str, hint: Any) -> None:
         self.name = name
         words = dict(_CLASSES)
+        self._torch: Any = sys.modules.get("torch")  # without it there are no tensors to check
         if self._torch is not None:
             words[self._torch.Tensor] = "a tensor"
-        alternatives = _alternatives(hint)
+        is_union = typing.get_origin(hint) in (Union, types.UnionType)
+        alternatives = typing.get_args(hint) if is_union else (hint,)
         plain = [x for x in alternatives if _parts(x) <= {int, float, bool, str, type(None)}]
         rest = [typing.get_origin(x) or x for x in alternatives if x not in plain]
         self.is_known = all(x in words for x in rest)
@@ -144,10 +146,6 @@ class _Argument:
         # The type of a mapping's values, where it can be checked.
         of = next((typing.get_args(x) for x in alternatives if typing.get_origin(x) is Mapping), ())
         self.values = _Argument(name, of[1]) if len(of) == 2 else None
-
-    @property
-    def _torch(self) -> Any:
-        return sys.modules.get("torch")  # without it there are no tensors to check
 
     def check(self, value: Any, place: str = "") -> Any:
         name = f"{self.name}{place}"
@@ -229,12 +227,6 @@ class _Shaped:
 
     def __class_getitem__(cls, of: tuple[Any, str]) -> Any:
         return of[0]
-
-
-def _alternatives(hint: Any) -> list[Any]:
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return [part for arg in typing.get_args(hint) for part in _alternatives(arg)]
-    return [hint]
 
 
 def _parts(hint: Any) -> set[Any]:

@@ -24,17 +24,16 @@ class InputError(ValueError):
     """
 
     def __init__(self, what: str, *, expected: str, given: str, fix: str) -> None:
-        what, given, fix = _cut(what), _cut(given), _cut(fix)
+        what, given, fix = (
+            text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
+            for text in (what, given, fix)
+        )
         self.what, self.expected, self.given, self.fix = what, expected, given, fix
         super().__init__(f"{what}: expected {expected}, got {given}. {fix}")
 
     def renamed(self, what: str) -> InputError:
         """The same error of the same class, with another name of what it is about."""
         return type(self)(what, expected=self.expected, given=self.given, fix=self.fix)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
 
 
 class ArgumentError(InputError, TypeError):
@@ -148,7 +147,7 @@ def check_integer(
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if integer and far is not None and int(value) > far:
         most = far
-    if not (integer and _inside(value, least, most)):
+    if not integer or (least is not None and value < least) or (most is not None and value > most):
         example = next((end for end in (least, most) if end is not None), 0)
         expected, fix = "an integer" + spell_range(least, most), fix or f"Pass e.g. {example}."
         raise error(what, expected=expected, given=shown_value(value), fix=fix)
@@ -168,7 +167,7 @@ def check_number(
         finite = number and math.isfinite(value)
     except OverflowError:  # an integer above every float
         finite = False
-    if not (finite and _inside(value, least, most)):
+    if not finite or (least is not None and value < least) or (most is not None and value > most):
         expected, fix = "a number" + spell_range(least, most), "Pass a finite number in that range."
         raise InputError(what, expected=expected, given=shown_value(value), fix=fix)
     return float(value)
@@ -186,10 +185,6 @@ def spell_error(error: Exception) -> str:
     if isinstance(error, InputError):
         return str(error)
     return f"{type(error).__name__}: {str(error) or 'without a message'}"
-
-
-def _inside(value: Any, least: float | None, most: float | None) -> bool:
-    return bool((least is None or value >= least) and (most is None or value <= most))
 
 
 def spell_range(

@@ -239,7 +239,12 @@ def record_how_it_was_made(
             owner = (
                 Owner.of_run(run) if skipped else Owner(config=config_hash(read_run_config(run)))
             )
-        notes = _notes(path, owner)
+        try:
+            notes = read_json_object(path) if path.exists() else {}
+        except CheckpointError:
+            notes = {}
+        if owner is not None and notes.get("run", owner.config) != owner.config:
+            notes = {}
         if command is not None:
             notes["command"] = command
         if owner is not None:
@@ -255,15 +260,6 @@ def record_how_it_was_made(
         notes["versions"] |= {package: version(package) for package in packages}
         notes["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
         write_json(path, notes)
-
-
-def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
-    try:
-        notes = read_json_object(path) if path.exists() else {}
-    except CheckpointError:
-        return {}
-    other = owner is not None and notes.get("run", owner.config) != owner.config
-    return {} if other else notes
 
 
 def record_training(run: Path, seconds: float) -> None:

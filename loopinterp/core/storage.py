@@ -44,8 +44,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def _replacing(path: Path) -> Iterator[tuple[int, Path]]:
     """A temporary file, open and locked, that replaces a file when the block succeeds."""
     prefix = _temporary_prefix(path.name)
-    make_folder(path.parent)
     with _writing_to(path.parent, "folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent, prefix)
         handle, temporary = _open_temporary(path.parent, prefix)
     try:
@@ -217,32 +217,24 @@ def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict
 
     path = Path(path)
     data = read_bytes(path)
-    _refuse_pickle(path, data[:9])
+    pickled = data[:1] == b"\x80" or data[:4] == b"PK\x03\x04"  # or torch.save's zip
+    if (pickled and data[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
+        got = "a pickle (torch.save), which can run any code when it is loaded"
+        expected = "a safetensors file"
+        fix = "Load it in a place you trust and save it again with save_pretrained."
+        raise CheckpointError(f"file {path}", expected=expected, given=got, fix=fix)
     try:
         tensors, texts = load(data), _split(data)[0].get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
         got = f"{len(data)} bytes that do not parse ({error})"
         raise _damaged(path, "a whole safetensors file", got) from error
-    _check_seal(path, data, texts)
-    return tensors, {name: text for name, text in texts.items() if name != _SEAL}
-
-
-def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
     seal = texts.get(_SEAL, "")
     # A seal is known by its name or by its value: one byte cannot spoil both.
-    if not seal and not any(text.startswith(_SEALED_BY) for text in texts.values()):
-        return
-    opened = data.replace(seal.encode(), _OPEN_SEAL.encode(), 1)
-    if seal != _SEALED_BY + hashlib.sha256(opened).hexdigest():
-        raise _damaged(path, "the content that was written, by its SHA-256", "changed content")
-
-
-def _refuse_pickle(path: Path, head: bytes) -> None:
-    pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"  # or torch.save's zip
-    pickled = (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}
-    got = "a pickle (torch.save), which can run any code when it is loaded"
-    fix = "Load it in a place you trust and save it again with save_pretrained."
-    need(not pickled, f"file {path}", "a safetensors file", got, fix, error=CheckpointError)
+    if seal or any(text.startswith(_SEALED_BY) for text in texts.values()):
+        opened = data.replace(seal.encode(), _OPEN_SEAL.encode(), 1)
+        if seal != _SEALED_BY + hashlib.sha256(opened).hexdigest():
+            raise _damaged(path, "the content that was written, by its SHA-256", "changed content")
+    return tensors, {name: text for name, text in texts.items() if name != _SEAL}
 
 
 def read_bytes(path: str | Path) -> bytes:
