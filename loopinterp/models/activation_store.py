@@ -339,13 +339,11 @@ class ActivationStore:
             expected, fix = f"row numbers, or {len(self)} booleans", "Pass e.g. [0, 1] or slice(2)."
             got = f"{chosen.dtype} of shape {[*chosen.shape]}"
             raise InputError("rows", expected=expected, given=got, fix=fix)
-        return torch.tensor([self._row(k) for k in chosen], dtype=torch.long)
-
-    def _row(self, k: SupportsIndex) -> int:
-        row = int(k) + len(self) * (int(k) < 0)
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {int(k)} of {len(self)}")
-        return row
+        numbers = chosen.tolist()
+        for k in numbers:
+            if not -len(self) <= k < len(self):
+                raise IndexError(f"row {k} of {len(self)}")
+        return torch.tensor([k % len(self) for k in numbers], dtype=torch.long)
 
     def _maps(self, site: str) -> list[dict[str, Tensor]]:
         if site not in (*self.sites, *_ABOUT_ROWS):

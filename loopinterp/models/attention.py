@@ -126,7 +126,15 @@ def attend(
         # Grouped heads: each of the keys' serves several of the queries'.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
-        scores = tap("attn.hook_attn_scores", _scores(q, k, context))
+        # [batch, head, query, key]; q is scaled first, which is fewer products than scaling scores.
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        if context.mask is not None:
+            scores = scores + context.mask
+        elif context.is_causal:
+            # [query, key]: True above the diagonal, where a key lies ahead.
+            ahead = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(ahead, float("-inf"))
+        scores = tap("attn.hook_attn_scores", scores)
         z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
     elif context.attend is not None:
         z = context.attend(q, k, v)
@@ -145,22 +153,6 @@ def _show(
 ) -> Float[Tensor, "row head pos d_head"]:
     """Pass hooks in TransformerLens' order of axes: batch, pos, head, d_head."""
     return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
-
-
-def _scores(
-    q: Float[Tensor, "batch head query d_head"],
-    k: Float[Tensor, "batch head key d_head"],
-    context: AttentionContext,
-) -> Float[Tensor, "batch head query key"]:
-    # [batch, head, query, key]; q is scaled first, which is fewer products than scaling scores.
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    if context.mask is not None:
-        return scores + context.mask
-    if context.is_causal:
-        # [query, key]: True above the diagonal, where a key lies ahead.
-        ahead = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-        return scores.masked_fill(ahead, float("-inf"))
-    return scores
 
 
 def _windowed_attention(

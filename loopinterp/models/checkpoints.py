@@ -48,11 +48,8 @@ class PretrainedMixin(ModelHubMixin):
         """Write a model with unchanged layers to a folder, and maybe push it to a hub."""
         if not push_to_hub:
             refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
-        self._save_pretrained(Path(save_directory))
+        write_model(self, Path(save_directory))
         return self.push_to_hub(**push_options) if push_to_hub else None
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        write_model(self, save_directory)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

@@ -71,19 +71,6 @@ class _HookScope:
     checkpointed: bool = field(default_factory=lambda: _is_checkpointed())
     generator: FrameType | None = field(default_factory=lambda: _generator_around())
 
-    def need_here(self) -> None:
-        """Raise outside the block, or if backward would repeat the run without hooks."""
-        if self.generator is not None and self.generator.f_back is None:  # it is suspended
-            expected = "a with block that is being run"
-            got = f"one in the suspended generator {self.generator.f_code.co_name!r}"
-            fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
-            raise HookError("hooks", expected=expected, given=got, fix=fix)
-        if self.points and not self.checkpointed and _is_checkpointed():
-            expected = "hooks that are there when backward runs the model again"
-            got = "torch.utils.checkpoint inside a with block that opens them"
-            fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
-            raise HookError("hooks", expected=expected, given=got, fix=fix)
-
 
 def _is_checkpointed() -> bool:
     """Whether a function runs that ``torch.utils.checkpoint`` repeats in backward."""
@@ -169,21 +156,17 @@ class LoopHooks(HookedRootModule):
             self._n_loops = check_loops(rule.shown)
         self._rule = rule
 
-    def _loops(self, n_loops: int | None) -> int:
-        return self.n_loops if n_loops is None else check_loops(n_loops)
+    def _loops(self, n_loops: int | None, n_pos: int | None = None) -> int:
+        if n_loops is not None:
+            return check_loops(n_loops)
+        if self._rule is not None and n_pos is not None:
+            return check_loops(self._rule(n_pos))
+        return self.n_loops
 
     def _run_loops(self, n_loops: int | Tensor | None, inputs: Any) -> int:
         if isinstance(n_loops, torch.Tensor):
             return max(1, int(check_ends(n_loops, inputs).max()))
-        return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
-
-    def _loops_at(self, n_loops: int | None, n_pos: int | None) -> int:
-        if self._rule is None or n_pos is None or self._is_set(n_loops):
-            return self._loops(n_loops)
-        return check_loops(self._rule(n_pos))
-
-    def _is_set(self, n_loops: object) -> bool:
-        return n_loops is not None or self._rule is None
+        return self._loops(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
 
     def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
         """Raise on layer numbers if the rule gives this run other loops."""
@@ -270,7 +253,7 @@ class LoopHooks(HookedRootModule):
             >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
             768
         """
-        book = self.addresses(self._loops_at(n_loops, n_pos))
+        book = self.addresses(self._loops(n_loops, n_pos))
         names = book.select(names_filter, loops)
         itemsize = (check_dtype(dtype) or self.dtype).itemsize
         chosen = [book.addresses[name] for name in names]
@@ -343,9 +326,19 @@ class LoopHooks(HookedRootModule):
         return point
 
     def _hooked(self, n_loops: int, *, is_set: bool) -> list[tuple[Address, HookPoint]]:
+        """The hook points of a run that carry hooks; ``is_set``: its loops are not by the rule."""
         scopes = _open_scopes(self._points)
         for scope in scopes:
-            scope.need_here()
+            if scope.generator is not None and scope.generator.f_back is None:  # it is suspended
+                expected = "a with block that is being run"
+                got = f"one in the suspended generator {scope.generator.f_code.co_name!r}"
+                fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
+                raise HookError("hooks", expected=expected, given=got, fix=fix)
+            if scope.points and not scope.checkpointed and _is_checkpointed():
+                expected = "hooks that are there when backward runs the model again"
+                got = "torch.utils.checkpoint inside a with block that opens them"
+                fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
+                raise HookError("hooks", expected=expected, given=got, fix=fix)
             if not is_set and scope.points and scope.n_loops != n_loops:
                 expected = f"{scope.n_loops}, for which the hooks were named"
                 got = f"none, and an input that takes {n_loops}"

@@ -330,15 +330,10 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
                 expected = "the same for the same arguments, beside any other example"
                 got = "other values " + ("beside another" if times > 1 else "at a repeated call")
                 fix = "Call .eval(), seed noise by example, or declare step(self, h, e, loop)."
-                what = f"{name} of {_inside(model)}"
+                while (wrapped := declared(model, "wrapped")) is not None:
+                    model = wrapped  # the model inside vocabulary wrappers
+                what = f"{name} of {type(model).__name__}"
                 raise InputError(what, expected=expected, given=got, fix=fix)
-
-
-def _inside(model: Any) -> str:
-    # The class of the model inside vocabulary wrappers.
-    while (wrapped := declared(model, "wrapped")) is not None:
-        model = wrapped
-    return type(model).__name__
 
 
 def _same(first: Tensor, again: Tensor, times: int) -> bool:

@@ -48,7 +48,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch pos d_model"]:
         """The injected input ``e``: embedding, added positions, prelude."""
-        return self._enter(inputs, position_offset)[0]
+        context = self.input_context(inputs, position_offset)
+        return self.run_embedding(inputs, context, NO_TAPS)
 
     @abstractmethod
     def initial_state(
@@ -102,8 +103,11 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """
         if taps is None:
             self.need_no_hooks()
+        elif taps.see_scores():
+            all_pairs = True
         how = {"checked": checked, "all_pairs": all_pairs}
-        e, context = self._enter(inputs, position_offset, taps or NO_TAPS, **how)
+        context = self.input_context(inputs, position_offset, **how)
+        e = self.run_embedding(inputs, context, taps or NO_TAPS)
         h0 = self.initial_state(e)
         if taps is None:
             return Iteration(e, h0, self.run_loop, self.readout, context, self.takes_loop)
@@ -146,7 +150,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         refuse_options(options)
         loops = self._run_loops(n_loops, self.to_tokens(inputs))
         span = loop_span(start_at_loop, stop_at_loop, loops, state)
-        points = self._hooked(loops, is_set=self._is_set(n_loops))
+        points = self._hooked(loops, is_set=n_loops is not None or self.loop_rule is None)
         taps = Taps([*self._stop(stop_at_layer, loops, n_loops, return_type), *points])
         return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
 
@@ -227,7 +231,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             itemsize = (kept_as or self.dtype).itemsize * (2 if incl_bwd else 1)
             size = nbytes(fires, batch, n_pos, recorder.kept_positions(n_pos), itemsize)
             need_room(size, torch.device(inputs.device if device is None else device))
-        points = self._hooked(total, is_set=self._is_set(n_loops))
+        points = self._hooked(total, is_set=n_loops is not None or self.loop_rule is None)
         taps = Taps([*stop, *points], fires, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:
@@ -265,7 +269,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             options = {"n_loops": n_loops} if partial else {}
             refuse(options, "one number for a part of a run or its states", "Pass one n_loops.")
         try:
-            e, context = self._enter(inputs, position_offset, taps)
+            all_pairs = taps.see_scores()
+            context = self.input_context(inputs, position_offset, all_pairs=all_pairs)
+            e = self.run_embedding(inputs, context, taps)
             h = self.initial_state(e) if state is None else state
             if state is not None:
                 shape = (*e.shape[:-1], self.site_map.state_width)
@@ -305,19 +311,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         check_integer("stop_at_layer", layer, least=-total, most=total - 1)
         address = self.addresses(loops).addresses[f"blocks.{layer % total}.hook_resid_pre"]
         return [(address, _StopPoint())]
-
-    def _enter(
-        self,
-        inputs: Tensor,
-        offset: int | Tensor,
-        taps: Taps = NO_TAPS,
-        *,
-        checked: bool = False,
-        all_pairs: bool = False,
-    ) -> tuple[Tensor, AttentionContext]:
-        all_pairs = all_pairs or taps.see_scores()
-        context = self.input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
-        return self.run_embedding(inputs, context, taps), context
 
     # What a model defines
 
