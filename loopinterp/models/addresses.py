@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from loopinterp.core.errors import HookError, InputError, unknown_name
+from loopinterp.core.errors import HookError, unknown_name
 
 Index = int | slice | Sequence[int] | None
 Sites = Mapping[str, str]  # component -> kind of its tensor, in the order they fire
@@ -270,24 +270,20 @@ class AddressBook:
             loop, layer = (None if i is None else int(i) for i in (alias[1], alias[2] or alias[4]))
             if (layer is None) == (component in self.per_loop):
                 return self.site(component, loop=loop, layer=layer, section=section)  # type: ignore[return-value]
-        raise self._unknown(name)
-
-    def _unknown(self, name: str) -> InputError:
+        # There is no such name: a number too large, a site whose flag is off, or another mistake.
         number, loops = re.match(r"^(blocks|loops)\.(\d+)\.", name), self.n_loops
         layers = self.site_map.layers_total(loops)
         total = layers if number and number[1] == "blocks" else loops
         if number and int(number[2]) >= total:
-            return HookError(
-                f"hook {name!r}",
-                expected=f"{number[1]}.0 to {number[1]}.{total - 1} of a run of {loops} loops",
-                given=f"{number[1]}.{number[2]}",
-                fix=f"Pass a larger n_loops, or name one of those {number[1]}.",
-            )
+            expected = f"{number[1]}.0 to {number[1]}.{total - 1} of a run of {loops} loops"
+            got = f"{number[1]}.{number[2]}"
+            fix = f"Pass a larger n_loops, or name one of those {number[1]}."
+            raise HookError(f"hook {name!r}", expected=expected, given=got, fix=fix)
         for flag, sites in self.site_map.optional.items():
             if name.endswith(sites):
                 what, fix = f"hook {name!r}", f"Call model.set_{flag}(True) first."
-                return HookError(what, expected=f"{flag} turned on", given="it off", fix=fix)
-        return unknown_name("hook", name, self.addresses, HookError)
+                raise HookError(what, expected=f"{flag} turned on", given="it off", fix=fix)
+        raise unknown_name("hook", name, self.addresses, HookError)
 
     def targets(self, name: object) -> list[Address]:
         if callable(name):
@@ -304,14 +300,10 @@ class AddressBook:
         The filter is None (all), a name, alias or component, several of these, or a predicate.
         """
         plain = names_filter is None or isinstance(names_filter, str)
-        if not plain or not (loops is None or isinstance(loops, int)):
-            return self._select(names_filter, loops)
         # Cached, as short runs spend as long on names as on computing.
-        if (names_filter, loops) not in self._selected:
-            self._selected[names_filter, loops] = self._select(names_filter, loops)
-        return list(self._selected[names_filter, loops])
-
-    def _select(self, names_filter: object, loops: Index) -> list[str]:
+        cached = plain and (loops is None or isinstance(loops, int))
+        if cached and (names_filter, loops) in self._selected:
+            return list(self._selected[names_filter, loops])
         if names_filter is None:
             names_kept = list(self.addresses)
         elif callable(names_filter):
@@ -333,6 +325,8 @@ class AddressBook:
             expected = f"a filter that keeps some of {len(self.addresses)} hooks"
             got, fix = f"{names_filter!r} with {loops=}", "Look at list(model.hook_dict)."
             raise HookError("names_filter", expected=expected, given=got, fix=fix)
+        if cached:
+            self._selected[names_filter, loops] = list(names_kept)
         return names_kept
 
 

@@ -58,28 +58,6 @@ class GridBias(nn.Module):
 NARROW = 2  # widest window within which attention is quicker distance by distance than by blocks
 
 
-def _block_length(window: int) -> int:
-    # Of 8, 16 and 32 the quickest on a CPU for windows from 1 to 16, heads of 16 and of 64.
-    return max(16, window)
-
-
-def pays(n_pos: int, window: int) -> bool:
-    """Whether attention within a window alone is quicker than over all pairs."""
-    return n_pos > 4 * (_block_length(window) + window)
-
-
-def _block_places(
-    n_pos: int, window: int, *, device: torch.device
-) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
-    # Block b holds the queries b * length … and the keys from window before them on; negative
-    # positions are padding.
-    length = _block_length(window)
-    first = torch.arange(0, n_pos, length, device=device)[:, None]
-    query = first + torch.arange(length, device=device)
-    key = first + torch.arange(-window, length, device=device)
-    return query[:, :, None], key[:, None, :]  # [block, query, 1] and [block, 1, key]
-
-
 @dataclass(frozen=True)
 class AttentionContext:
     """The input of attention that all loops share."""
@@ -208,11 +186,8 @@ def attention_mask(
         [[[1, 0, 0], [1, 1, 0], [0, 1, 1]]]
     """
     place = torch.arange(n_pos, device=device)
-    return _allowed(place[None, :, None], place[None, None], config, _width(config, n_pos))[0]
-
-
-def _width(config: LoopedTransformerConfig, n_pos: int) -> int | None:
-    return grid_width(n_pos) if config.positions == "grid" else None
+    width = grid_width(n_pos) if config.positions == "grid" else None
+    return _allowed(place[None, :, None], place[None, None], config, width)[0]
 
 
 def _allowed(
@@ -306,13 +281,21 @@ def attention_context(
         rotation = _rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
     if bias is None and config.attention_window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
-    if all_pairs or not config.causal or window is None or not pays(n_pos, window):
+    # Blocks of 16 are the quickest on a CPU for windows from 1 to 16, heads of 16 and of 64; in
+    # shorter sequences, attention over all pairs is quicker.
+    length = max(16, window or 0)
+    if all_pairs or not config.causal or window is None or n_pos <= 4 * (length + window):
         # One block. Its axis counts: under a mask of three axes PyTorch does not fuse.
         place, window = torch.arange(n_pos, device=device), None
         query, key = place[None, :, None], place[None, None, :]
     else:
-        query, key = _block_places(n_pos, window, device=device)
-    mask = score_mask(config, query, key, bias=bias, dtype=dtype, width=_width(config, n_pos))
+        # Block b holds the queries b * length … and the keys from window before them on; negative
+        # positions are padding.
+        first = torch.arange(0, n_pos, length, device=device)[:, None]
+        query = (first + torch.arange(length, device=device))[:, :, None]  # [block, query, 1]
+        key = (first + torch.arange(-window, length, device=device))[:, None, :]  # [block, 1, key]
+    width = grid_width(n_pos) if config.positions == "grid" else None
+    mask = score_mask(config, query, key, bias=bias, dtype=dtype, width=width)
     if window is not None and window <= NARROW:
         # Key j of a block lies i + window - j before query i: [distance, block, head, length].
         near = torch.stack([mask.diagonal(window - back, -2, -1) for back in range(window + 1)])

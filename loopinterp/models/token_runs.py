@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from torch.nn.functional import pad
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models.addresses import Address
 from loopinterp.models.cache import LoopedCache
+from loopinterp.models.hooks import check_returned
 from loopinterp.models.iteration import bind, check_finite
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import declared
 from loopinterp.models.run import HookedRun
-from loopinterp.models.run_inputs import check_logits, refuse, spell
+from loopinterp.models.run_inputs import check_logits, refuse
 from loopinterp.models.stopped_run import StoppingRule, first_view
 from loopinterp.models.taps import NO_TAPS, Recorder, RunReadout, Taps
 
@@ -33,9 +34,8 @@ _TOKEN = re.compile(r"tokens\.(\d+)\.(.+)")
 
 def _take(x: Tensor, axis: int, places: Int[Tensor, " batch"]) -> Tensor:
     # One position of each example, as an axis of size 1: a copy.
-    return x.movedim(axis, 1)[torch.arange(len(x), device=x.device), places][:, None].movedim(
-        1, axis
-    )
+    rows = torch.arange(len(x), device=x.device)
+    return x.movedim(axis, 1)[rows, places][:, None].movedim(1, axis)
 
 
 class RecomputedRun:
@@ -85,10 +85,12 @@ class RecomputedRun:
         longest, ending = int(self.lengths.max()), torch.tensor(stops, device=rows.device)
         going = torch.ones_like(rows, dtype=torch.bool)
         while self.number < n_new and bool(going.any()):
-            logits = self.logits(last, longest + self.number, self._taps())
+            taps = NO_TAPS
+            if isinstance(self.model, HookedRun):
+                points = self.model._hooked(self.n_loops, is_set=True)
+                taps = Taps(points, self.recorded, self.recorder)
+            logits = self.logits(last, longest + self.number, taps)
             check_logits(logits, f"of new token {self.number}")
-            if self.recorder is not None:
-                self.recorder.end_token()
             token = choose(logits)
             # An ended example repeats the stop token at the same place.
             token = torch.where(going, token, stops[0]) if stops else token
@@ -99,25 +101,23 @@ class RecomputedRun:
             yield token
 
     def hooks(self, fwd_hooks: Iterable[Any]) -> Any:
+        """The context of the hooks; ``tokens.3.NAME`` sees the position of new token 3 alone."""
         if not (pairs := [*fwd_hooks]):
             return nullcontext()
         if not isinstance(self.model, HookedRun):
             refuse({"fwd_hooks": pairs}, "none for a model without hooks", "Adapt it first.")
-        return self.model.hooks([*self._by_token(pairs)], n_loops=self.n_loops)
-
-    def _by_token(self, pairs: Sequence[Any]) -> Iterator[Any]:
         room = self.tokens.shape[1] - int(self.lengths.max())
-        for pair in pairs:
+        for k, pair in enumerate(pairs):
             name = pair[0] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None
             match = _TOKEN.fullmatch(name) if isinstance(name, str) else None
             if match is None:
-                yield pair
                 continue
             number = int(match[1])
             if number >= room:
                 expected, fix = f"one of {room} new tokens, from 0", "Raise max_new_tokens."
                 raise HookError(f"hook {name!r}", expected=expected, given=match[1], fix=fix)
-            yield match[2], self._at_token(number, pair[1])
+            pairs[k] = match[2], self._at_token(number, pair[1])
+        return self.model.hooks(pairs, n_loops=self.n_loops)
 
     def _at_token(self, number: int, function: Callable[..., Any]) -> Callable[..., Any]:
         def hook_one(x: Tensor, *, hook: HookPoint) -> Tensor | None:
@@ -130,10 +130,7 @@ class RecomputedRun:
                 raise HookError(f"hook {hook.name!r}", expected=expected, given="none", fix=fix)
             part = _take(x, axis, places)
             returned = function(part, hook=hook)
-            if returned is not None and spell(returned) != spell(part):
-                fix = "Return the changed activation, or nothing to leave it as it is."
-                what, expected = f"hook {hook.name!r}", f"None, or a tensor {spell(part)}"
-                raise HookError(what, expected=expected, given=spell(returned), fix=fix)
+            check_returned(returned, part, hook)
             part = part if returned is None else returned  # it may have been written in place
             moved = x.movedim(axis, 1)
             moved[torch.arange(len(x), device=x.device), places] = part.movedim(axis, 1)[:, 0]
@@ -144,12 +141,6 @@ class RecomputedRun:
     def places(self, number: int) -> Int[Tensor, " batch"] | None:
         """Where the run in progress has the position of a new token, if it has."""
         return self.lengths - 1 + number if number <= self.number else None
-
-    def _taps(self) -> Taps:
-        if not isinstance(self.model, HookedRun):
-            return NO_TAPS
-        points = self.model._hooked(self.n_loops, is_set=True)
-        return Taps(points, self.recorded, self.recorder)
 
     def logits(
         self, last: Int[Tensor, " batch"], seen: int, taps: Taps
@@ -221,19 +212,13 @@ class CachedRun(RecomputedRun):
     def logits(
         self, last: Int[Tensor, " batch"], seen: int, taps: Taps
     ) -> Float[Tensor, "batch d_vocab_out"]:
-        prompts, self.seen, self.turn = not self.cached, seen, 0
-        if prompts:
-            return self._at(torch.arange(seen, device=last.device)[None], taps)[self.rows, last]
-        return self._at(last[:, None], taps)[:, 0]
-
-    def _at(
-        self, places: Int[Tensor, "#batch pos"], taps: Taps
-    ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        model, at = self.model, (self.rows[:, None], places)
+        model, prompts, self.seen, self.turn = self.model, not self.cached, seen, 0
+        # [#batch, pos]: the places that are run, all of the prompts or the last of each example.
+        places = torch.arange(seen, device=last.device)[None] if prompts else last[:, None]
         known = self.tokens[:, : self.seen]
         model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
         context = self.input_context(places)
-        e = model.run_embedding(known[at], context, taps)
+        e = model.run_embedding(known[self.rows[:, None], places], context, taps)
         if self.start is None:
             h = model.initial_state(e)
         else:
@@ -247,7 +232,7 @@ class CachedRun(RecomputedRun):
         read = self._last_states(h, step, self.ends, chosen)
         logits = model.run_readout(read, taps, context=replace(context, qk_offset=None))
         taps.end(read, logits)
-        return logits
+        return logits[self.rows, last] if prompts else logits[:, 0]
 
     def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
         model, known = self.model, self.tokens[:, : self.seen]
@@ -355,9 +340,8 @@ class TokenRecorder(Recorder):
         assert places is not None and axis is not None
         return _take(x, axis, places)
 
-    def end_token(self) -> None:
-        state, logits = self.last or (None, None)
-        assert state is not None and logits is not None
+    def end(self, state: Tensor, logits: Tensor | None) -> None:
+        assert logits is not None
         self.states.append(self._of_token(state, -2).to(device=self._device))
         self.read.append(self._of_token(logits, -2).to(device=self._device))
 

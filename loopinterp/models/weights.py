@@ -63,9 +63,7 @@ def change_of(layer: nn.Module) -> _Change | None:
     if "base_layer" in inside or "forward" in attributes:  # PEFT's mark; a patched method
         # Accelerate's hook around the forward of the class moves tensors, and computes the same.
         before = attributes.get("_old_forward")
-        around = (
-            before is not None and getattr(attributes.get("forward"), "__wrapped__", None) is before
-        )
+        around = getattr(attributes.get("forward"), "__wrapped__", None) is before
         is_own = around and getattr(before, "__func__", None) is type(layer).forward
         return "placed" if is_own and "base_layer" not in inside else "wrapped"
     if "parametrizations" in inside:
@@ -147,8 +145,12 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, _Change]]:
             yield name, change
         elif twin is None or "parametrizations" in name.split("."):
             continue  # of a layer that was named before
-        elif name not in expected or not _alike(module, expected[name]):
-            yield name, "wrapped"
+        else:
+            plain = expected.get(name)
+            kinds = (LinearMap, nn.Linear) if type(plain) is LinearMap else (type(plain),)
+            act_fn = getattr(plain, "act_fn", None)
+            if type(module) not in kinds or vars(module).get("act_fn") is not act_fn:
+                yield name, "wrapped"
     if twin is None:
         return
     shapes = {name: x.shape for name, x in twin.state_dict().items()}
@@ -156,8 +158,3 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, _Change]]:
         # The tensors of a parametrised layer have other names.
         if ".parametrizations." not in name and x.shape != shapes.get(name):
             yield name, "tensors"
-
-
-def _alike(module: nn.Module, twin: nn.Module) -> bool:
-    kinds = (LinearMap, nn.Linear) if type(twin) is LinearMap else (type(twin),)
-    return type(module) in kinds and vars(module).get("act_fn") is vars(twin).get("act_fn")
