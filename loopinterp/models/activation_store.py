@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -351,9 +352,10 @@ class ActivationStore:
         return self._mapped
 
 
+@dataclass(eq=False)
 class _StoredRows(Dataset[Tensor]):
-    def __init__(self, store: ActivationStore, site: str) -> None:
-        self.store, self.site = store, site
+    store: ActivationStore
+    site: str
 
     def __len__(self) -> int:
         return len(self.store)

@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
 
-def _of_each_head(which: int, name: str) -> tuple[property, property]:
-    def tensor_of_heads(kind: str, shape: str) -> property:
-        def part(self: Attention) -> Tensor:
-            axes = "(qkv head d_head) ... -> qkv head ... d_head"
-            stacked = getattr(with_weights(self.qkv), kind)
-            return rearrange(stacked, axes, qkv=3, head=self.n_heads)[which]
+def _of_each_head(which: int, name: str, kind: str) -> property:
+    def part(self: Attention) -> Tensor:
+        axes = "(qkv head d_head) ... -> qkv head ... d_head"
+        stacked = getattr(with_weights(self.qkv), kind)
+        return rearrange(stacked, axes, qkv=3, head=self.n_heads)[which]
 
-        return property(part, doc=f"{name} {kind} of each head ``{shape}``.")
-
-    weight = tensor_of_heads("weight", "[head, d_model, d_head]")
-    return weight, tensor_of_heads("bias", "[head, d_head]")
+    shape = "[head, d_model, d_head]" if kind == "weight" else "[head, d_head]"
+    return property(part, doc=f"{name} {kind} of each head ``{shape}``.")
 
 
 class Attention(nn.Module):
@@ -43,9 +40,9 @@ class Attention(nn.Module):
         self.out = LinearMap(width, config.d_model)
         self.projects_positions = config.abacus_target == "attention"
 
-    W_Q, b_Q = _of_each_head(0, "Query")
-    W_K, b_K = _of_each_head(1, "Key")
-    W_V, b_V = _of_each_head(2, "Value")
+    W_Q, b_Q = _of_each_head(0, "Query", "weight"), _of_each_head(0, "Query", "bias")
+    W_K, b_K = _of_each_head(1, "Key", "weight"), _of_each_head(1, "Key", "bias")
+    W_V, b_V = _of_each_head(2, "Value", "weight"), _of_each_head(2, "Value", "bias")
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:

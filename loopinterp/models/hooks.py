@@ -49,15 +49,20 @@ class _LoopHookPoint(HookPoint):
             # PyTorch takes a gradient also as a tuple of one.
             in_tuple = dir == "bwd" and isinstance(returned, tuple) and len(returned) == 1
             x = returned[0] if in_tuple else returned
-            if x is not None and x is not tensor and spell(x) != spell(tensor):
-                fix = "Return the changed activation, or nothing to leave it as it is."
-                what, expected = f"hook {str(hook.name)!r}", f"None, or a tensor {spell(tensor)}"
-                raise HookError(what, expected=expected, given=spell(x), fix=fix)
+            check_returned(x, tensor, hook)
             return returned
 
         handle = super().add_hook(checked, dir=dir, **options)
         handle.user_hook = function
         return handle
+
+
+def check_returned(returned: Any, tensor: Tensor, hook: HookPoint) -> None:
+    """Raise unless a hook returned nothing, or a tensor like its activation."""
+    if returned is not None and returned is not tensor and spell(returned) != spell(tensor):
+        fix = "Return the changed activation, or nothing to leave it as it is."
+        what, expected = f"hook {str(hook.name)!r}", f"None, or a tensor {spell(tensor)}"
+        raise HookError(what, expected=expected, given=spell(returned), fix=fix)
 
 
 @dataclass(eq=False)
@@ -66,10 +71,10 @@ class _HookScope:
 
     shared: dict[Key, HookPoint]  # the model's own, which its unrolled copies share
     n_loops: int  # of the run that the hooks were named for
+    checkpointed: bool  # whether backward runs again what opened it
+    generator: FrameType | None  # that opened it, and may be suspended in its block
     points: dict[Key, HookPoint] = field(default_factory=dict)
     closed: bool = False
-    checkpointed: bool = field(default_factory=lambda: _is_checkpointed())
-    generator: FrameType | None = field(default_factory=lambda: _generator_around())
 
 
 def _is_checkpointed() -> bool:
@@ -85,8 +90,6 @@ def _is_checkpointed() -> bool:
 def _generator_around() -> FrameType | None:
     """The generator that opens ``hooks()``, unless a context manager itself."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "hooks":
-        frame = frame.f_back
     while frame is not None and (frame.f_code.co_name == "hooks" or _is_of(frame, "contextlib")):
         frame = frame.f_back
     if frame is None or not frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
@@ -107,9 +110,10 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
     return [scope for scope in _OPEN.get() if scope.shared is shared and not scope.closed]
 
 
+@dataclass
 class _Watched:
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.fired = function, False
+    function: Callable[..., Any]
+    fired: bool = False
 
     def __call__(self, tensor: Tensor, *, hook: HookPoint) -> Any:
         self.fired = True
@@ -385,7 +389,8 @@ class LoopHooks(HookedRootModule):
         ``HookError``.
         """
         loops = self._loops(n_loops)
-        book, scope = self.addresses(loops), _HookScope(self._points, loops)
+        book = self.addresses(loops)
+        scope = _HookScope(self._points, loops, _is_checkpointed(), _generator_around())
         watched = [(name, _Watched(hook)) for name, hook in _pairs("fwd_hooks", fwd_hooks)]
         forward = [("fwd", *pair) for pair in watched]
         backward = [("bwd", *pair) for pair in _pairs("bwd_hooks", bwd_hooks)]

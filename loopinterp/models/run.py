@@ -288,7 +288,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
                     states.append(h)
             logits = self.run_readout(read, taps) if kind in ("logits", "all_logits") else None
         except _StoppedRun as stopped:
-            return stopped.stream
+            return stopped.args[0]
         taps.end(read, logits)
         if logits is None:
             return read if kind == "state" else torch.stack(states)
@@ -394,10 +394,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
 
 class _StoppedRun(Exception):
-    """Ends a run at TransformerLens' ``stop_at_layer``, with the stream there."""
-
-    def __init__(self, stream: Tensor) -> None:
-        self.stream = stream
+    """Ends a run at TransformerLens' ``stop_at_layer``; its argument is the stream there."""
 
 
 class _StopPoint(HookPoint):

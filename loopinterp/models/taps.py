@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,25 +70,25 @@ class Tap:
 SILENT = Tap()
 
 
+@dataclass(eq=False)
 class ChangingTap(Tap):
-    def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
-        self._changes = changes
+    changes: Mapping[str, Callable[[Tensor], Tensor]]
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
-        change = self._changes.get(component)
+        change = self.changes.get(component)
         return x if change is None else change(x)
 
     def listens(self, *components: str) -> bool:
-        return any(c in self._changes for c in components)
+        return any(c in self.changes for c in components)
 
     edits = listens
 
 
+@dataclass(eq=False)
 class _OpenTap(Tap):
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.points: dict[str, list[HookPoint]] = {}
-        self.recorded: dict[str, Address] = {}  # both by component
+    recorder: Recorder
+    points: dict[str, list[HookPoint]] = field(default_factory=dict)
+    recorded: dict[str, Address] = field(default_factory=dict)  # both by component
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         for point in self.points.get(component, ()):
@@ -95,14 +96,14 @@ class _OpenTap(Tap):
             x = point(x.clone())
         address = self.recorded.get(component)
         if address is not None:
-            self._recorder(address, x)
+            self.recorder(address, x)
         return x
 
     def listens(self, *components: str) -> bool:
         return any(c in self.points or c in self.recorded for c in components)
 
     def edits(self, *components: str) -> bool:
-        needed = self.recorded if self._recorder.gradients else ()
+        needed = self.recorded if self.recorder.gradients else ()
         return any(c in self.points or c in needed for c in components)
 
 
@@ -128,7 +129,7 @@ class Taps:
 
     def end(self, state: Tensor, logits: Tensor | None) -> None:
         if self._recorder is not None:
-            self._recorder.last = (state, logits)
+            self._recorder.end(state, logits)
 
     def see_scores(self) -> bool:
         """Whether attention scores or patterns are hooked or recorded anywhere."""
@@ -172,6 +173,9 @@ class Recorder:
         if self.gradients:
             self._live[address] = x
         self.activations[address.name] = self._keep(address, x)
+
+    def end(self, state: Tensor, logits: Tensor | None) -> None:
+        self.last = state, logits
 
     def kept_positions(self, n_pos: int) -> int:
         return n_pos if self._slice is None else self._sliced(torch.arange(n_pos), 0).numel()
@@ -280,25 +284,22 @@ def _free_bytes(device: torch.device) -> int | None:
 def _left_in_groups(
     member: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[int]:
-    """Bytes that each control group leaves of its limit (versions 1 and 2)."""
+    """Bytes that each control group leaves of its limit; cached files do not count as used."""
+    # The limit of a group and what it uses, in versions 2 and 1.
+    pairs = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for line in member.read_text().splitlines() if member.exists() else ():
         _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
         first = mounted / controllers
         inside = first / path.lstrip("/")
-        for folder in (inside, *inside.parents) if controllers in ("", "memory") else ():
-            if folder.is_relative_to(first) and (left := _left_in(folder)) is not None:
-                yield left
-
-
-def _left_in(folder: Path) -> int | None:
-    """Bytes that one group leaves; cached files do not count as used."""
-    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for limit, usage in files:
-        try:
-            most, used = (int((folder / name).read_text()) for name in (limit, usage))
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such file, or no limit: "max"
-            continue
-        again = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-        return max(0, most - used + again)
-    return None
+        folders = [folder for folder in (inside, *inside.parents) if folder.is_relative_to(first)]
+        for folder, files in product(folders, pairs):
+            try:
+                most, used = (int((folder / name).read_text()) for name in files)
+                rows = (folder / "memory.stat").read_text().splitlines()
+                stat = dict(row.split() for row in rows)
+            except (OSError, ValueError):  # no such file, or no limit: "max"
+                continue
+            again = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            yield max(0, most - used + again)
