@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar, U
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from loopinterp.core.errors import (
-    MOST_LOOPS,
-    ArgumentError,
-    InputError,
-    shown_value,
-    unknown_name,
-)
+from loopinterp.core.errors import MOST_LOOPS, ArgumentError, InputError, shown_value, unknown_name
 from loopinterp.core.settings import schema_error, spell_schema
 
 if TYPE_CHECKING:

@@ -138,20 +138,21 @@ def check_integer(
     most: int | None = None,
     far: int | None = None,
     fix: str | None = None,
-    error: type[InputError] = InputError,
 ) -> int:
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
 
     Only for a value above ``far`` does the message name ``far`` as the upper end.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if integer and far is not None and int(value) > far:
+    number = int(value) if integer else 0
+    if far is not None and number > far:
         most = far
-    if not integer or (least is not None and value < least) or (most is not None and value > most):
+    below, above = least is not None and number < least, most is not None and number > most
+    if not integer or below or above:
         example = next((end for end in (least, most) if end is not None), 0)
         expected, fix = "an integer" + spell_range(least, most), fix or f"Pass e.g. {example}."
-        raise error(what, expected=expected, given=shown_value(value), fix=fix)
-    return int(value)
+        raise InputError(what, expected=expected, given=shown_value(value), fix=fix)
+    return number
 
 
 def check_seed(seed: Any) -> int:
@@ -162,15 +163,16 @@ def check_number(
     what: str, value: Any, *, least: float | None = None, most: float | None = None
 ) -> float:
     """The value as a ``float``, if finite (NumPy's too) and in ``least .. most``."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
-        finite = number and math.isfinite(value)
+        number = float(value) if real else math.nan
     except OverflowError:  # an integer above every float
-        finite = False
-    if not finite or (least is not None and value < least) or (most is not None and value > most):
+        number = math.inf
+    below, above = least is not None and number < least, most is not None and number > most
+    if not math.isfinite(number) or below or above:
         expected, fix = "a number" + spell_range(least, most), "Pass a finite number in that range."
         raise InputError(what, expected=expected, given=shown_value(value), fix=fix)
-    return float(value)
+    return number
 
 
 def shown_value(value: Any) -> str:

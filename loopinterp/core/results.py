@@ -27,12 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import FiniteFloat, TypeAdapter
 
-from loopinterp.core.errors import (
-    CheckpointError,
-    check_new_name,
-    check_seed,
-    unknown_name,
-)
+from loopinterp.core.errors import CheckpointError, check_new_name, check_seed, unknown_name
 from loopinterp.core.intervals import ENDS, ESTIMATE, tidy
 from loopinterp.core.storage import (
     check_file_name,

@@ -90,8 +90,8 @@ def test_what_is_no_integer_of_the_range_is_refused(value: Any) -> None:
 
 
 def test_the_error_of_an_integer_names_its_end_and_the_fix() -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_integer("seed", 10, most=9, fix="Shrink it.", error=ConfigError)
+    with pytest.raises(InputError) as caught:
+        check_integer("seed", 10, most=9, fix="Shrink it.")
     assert (caught.value.what, caught.value.given, caught.value.fix) == ("seed", "10", "Shrink it.")
     assert caught.value.expected.endswith(" <= 9")
     with pytest.raises(InputError) as caught:
