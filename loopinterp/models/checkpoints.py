@@ -198,10 +198,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         TypeAdapter(_Index).validate_python(index)
     except ValidationError as error:
-        expected, fix = "an index of activations", "Save the cache again."
-        raise CheckpointError(
-            f"cache {path}", expected=expected, given="another", fix=fix
-        ) from error
+        what, expected, fix = f"cache {path}", "an index of activations", "Save the cache again."
+        raise CheckpointError(what, expected=expected, given="another", fix=fix) from error
     for file in index["files"]:
         check_file_name(file, f"file in cache {path}", CheckpointError)
     return index
