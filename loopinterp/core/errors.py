@@ -77,8 +77,9 @@ def need(
 def need_distinct(what: str, values: Sequence[Any], fix: str) -> None:
     """Raise unless there are values, each once."""
     again = [repr(x) for k, x in enumerate(values) if x in values[:k]]
-    got = f"{again[0]} twice" if again else "none"
-    need(values and not again, what, "at least one, each once", got, fix)
+    if again or not values:
+        got = f"{again[0]} twice" if again else "none"
+        raise InputError(what, expected="at least one, each once", given=got, fix=fix)
 
 
 def describe_tensor(values: Any) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loopinterp.core.errors import CheckpointError, InputError, need
+from loopinterp.core.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -337,9 +337,11 @@ def need_writable(path: str | Path) -> None:
         inside = path.resolve().is_relative_to(Path(__file__).resolve().parent.parent)
     except (OSError, ValueError, RuntimeError):  # no path at all: opening it will say so
         return
-    expected = "a place outside the package, which is only read"
-    copy = "loopinterp zoo NAME --out FOLDER, or loopinterp.zoo.pretrained_run(NAME, FOLDER)"
-    need(not inside, f"output {path}", expected, "one inside it", f"Copy the model first: {copy}.")
+    if inside:
+        expected = "a place outside the package, which is only read"
+        copy = "loopinterp zoo NAME --out FOLDER, or loopinterp.zoo.pretrained_run(NAME, FOLDER)"
+        what, fix = f"output {path}", f"Copy the model first: {copy}."
+        raise InputError(what, expected=expected, given="one inside it", fix=fix)
 
 
 @contextmanager

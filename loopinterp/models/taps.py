@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformer_lens.utilities import Slice
 
-from loopinterp.core.errors import HookError, InputError, need
+from loopinterp.core.errors import HookError, InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -234,11 +234,12 @@ def recording_gradients(model: Any = None) -> torch.enable_grad:
     Raises:
         InputError: Under ``torch.inference_mode()``, or if the model's weights were made there.
     """
-    inside, fix = torch.is_inference_mode_enabled(), "Use torch.no_grad() instead."
-    need(not inside, "gradients", "a call outside torch.inference_mode()", "one inside", fix)
-    weights = getattr(model, "parameters", tuple)()
-    expected, fix = "weights made outside torch.inference_mode()", "Pass copy.deepcopy(model)."
-    need(not any(x.is_inference() for x in weights), "model", expected, "some made inside", fix)
+    if torch.is_inference_mode_enabled():
+        expected, fix = "a call outside torch.inference_mode()", "Use torch.no_grad() instead."
+        raise InputError("gradients", expected=expected, given="one inside", fix=fix)
+    if any(x.is_inference() for x in getattr(model, "parameters", tuple)()):
+        expected, fix = "weights made outside torch.inference_mode()", "Pass copy.deepcopy(model)."
+        raise InputError("model", expected=expected, given="some made inside", fix=fix)
     return torch.enable_grad()
 
 
