@@ -303,7 +303,7 @@ class OptimiserConfig(Settings):
 
 
 @settings
-class SnapshotConfig(WithConflicts):
+class SnapshotConfig(Settings):
     """Steps after which the averaged weights are kept, for studies of training.
 
     Attributes:

@@ -95,7 +95,13 @@ def train_finite(
     if (smallest := smallest_stage(stages)) is None:
         return stages
     for n_bits in range(smallest.n_bits, fewest_bits - 1, -1):
-        stages.append(_stage(_from_anywhere(config, smallest, n_bits), out, **options))
+        drawn = {"random_everywhere": 0.4, "random_somewhere": 0.4}  # initial bits
+        from_anywhere = _tuned(config, smallest, n_bits).replace(
+            steps=_STEPS_FROM_ANYWHERE,
+            code=CodeConfig(hard=0.3, harden_from=0.2, harden_to=0.6, gain=3.0, **drawn),
+            objective=config.objective.replace(hold_loops=0, hold_share=0.25),
+        )
+        stages.append(_stage(from_anywhere, out, **options))
         if not stages[-1].learnt:
             break
         smallest = stages[-1]
@@ -137,15 +143,6 @@ def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> Training
         optimiser=config.optimiser.replace(schedule="linear", decay=0.3),
         steps=_TUNING_STEPS,
         code=CodeConfig(hard=0.2, harden_from=0.3, harden_to=0.7, gain=3.0),
-    )
-
-
-def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    drawn = {"random_everywhere": 0.4, "random_somewhere": 0.4}
-    return _tuned(config, before, n_bits).replace(
-        steps=_STEPS_FROM_ANYWHERE,
-        code=CodeConfig(hard=0.3, harden_from=0.2, harden_to=0.6, gain=3.0, **drawn),
-        objective=config.objective.replace(hold_loops=0, hold_share=0.25),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import PositiveInt
@@ -14,9 +14,6 @@ from loopinterp.core.errors import InputError, need
 from loopinterp.models.generation import stream_tokens
 from loopinterp.models.protocol import device_of, need_causal
 from loopinterp.models.run import HookedRun
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _Scored = tuple[list[int], list[int]]  # tokens that are read, and those after them that are scored
 
@@ -145,7 +142,12 @@ class LanguageScores:
             tokens = pad_sequence([torch.tensor(row) for row in read], batch_first=True)
             logits = self.model(tokens.to(device_of(self.model)), n_loops=self.n_loops)
             for k, row, of_text in zip(rows, read, logits):
-                scores[k] = _of_continuation(of_text[: len(row)], pairs[k][1])
+                targets = torch.tensor(pairs[k][1], dtype=torch.int64, device=logits.device)
+                # [target, d_vocab_out]: the last logits of the text, which predict its targets
+                last = of_text[len(row) - len(targets) : len(row)]
+                log_p = last.float().log_softmax(-1).gather(-1, targets[:, None])
+                is_greedy = bool((last.argmax(-1) == targets).all())
+                scores[k] = float(log_p.double().sum()), is_greedy
         return [scores[k] for k in range(len(pairs))]
 
     def _text(self, context: str, settings: dict[str, Any]) -> str:
@@ -174,12 +176,3 @@ class LanguageScores:
             if any(stop in text for stop in stops):
                 break
         return text[: min([len(text), *(text.find(s) for s in stops if s in text)])]
-
-
-def _of_continuation(logits: Tensor, continuation: list[int]) -> tuple[float, bool]:
-    """Log-probability of the tokens that the last logits predict ``[pos, d_vocab_out]``."""
-    if not continuation:
-        return 0.0, True
-    last, targets = logits[-len(continuation) :], torch.tensor(continuation, device=logits.device)
-    log_p = last.float().log_softmax(-1).gather(-1, targets[:, None])
-    return float(log_p.double().sum()), bool((last.argmax(-1) == targets).all())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from jaxtyping import Bool, Float
     from torch import Tensor, nn
@@ -55,37 +55,28 @@ class Muon(torch.optim.Optimizer):
         lr, decay = group["lr"], group["weight_decay"]
         matrices = [p for p in group["params"] if p.grad is not None]
         spoiled = None if self.found_inf is None else self.found_inf > 0
-        ahead = []
+        steps = []  # of each matrix: its gradient with the momentum, orthogonalised below
         for matrix in matrices:
             momentum = self.state[matrix]["momentum"]
             new = momentum.lerp(matrix.grad, 1 - _MOMENTUM)
             _set(momentum, new, unless=spoiled)
-            ahead.append(matrix.grad.lerp(new, _MOMENTUM))
-        n_parts = [self._n_parts[matrix] for matrix in matrices]
-        for matrix, step in zip(matrices, _orthogonalised(ahead, n_parts)):
+            steps.append(matrix.grad.lerp(new, _MOMENTUM))
+        # Parts of the steps by shape, so that those of one shape are one batch
+        by_shape = defaultdict(list)
+        for matrix, step in zip(matrices, steps):
+            for part in step.chunk(self._n_parts[matrix]):
+                by_shape[part.shape].append(part)
+        for shape, parts in by_shape.items():
+            scale = _RMS * math.sqrt(max(shape))  # the size of a step of AdamW
+            for part, turned in zip(parts, scale * orthogonalise(torch.stack(parts))):
+                part.copy_(turned)
+        for matrix, step in zip(matrices, steps):
             _set(matrix, matrix * (1 - lr * decay) - lr * step, unless=spoiled)
 
 
 def _set(old: Tensor, new: Tensor, *, unless: Bool[Tensor, ""] | None) -> None:
     # A choice on the device, without waiting to learn whether the step was finite.
     old.copy_(new if unless is None else torch.where(unless, old, new))
-
-
-def _orthogonalised(
-    matrices: Iterable[Float[Tensor, "_ _"]], n_parts: Iterable[int]
-) -> list[Float[Tensor, "_ _"]]:
-    """Each part of each matrix orthogonalised, and scaled as a step of AdamW."""
-    parts = [matrix.chunk(n) for matrix, n in zip(matrices, n_parts)]
-    places = defaultdict(list)  # by shape, so that those of one shape are one batch
-    for i, of_matrix in enumerate(parts):
-        for j, part in enumerate(of_matrix):
-            places[part.shape].append((i, j))
-    done = {}
-    for shape, at in places.items():
-        scale = _RMS * math.sqrt(max(shape))
-        steps = scale * orthogonalise(torch.stack([parts[i][j] for i, j in at]))
-        done |= dict(zip(at, steps))
-    return [torch.cat([done[i, j] for j in range(len(row))]) for i, row in enumerate(parts)]
 
 
 def orthogonalise(

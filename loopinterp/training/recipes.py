@@ -14,7 +14,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from loopinterp.core.errors import (
     ConfigError,
-    InputError,
     UnknownKeyError,
     check_choice,
     unknown_name,
@@ -201,8 +200,15 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
             what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
             raise ConfigError(what, expected="key=value", given=repr(setting), fix=fix)
         # The names of a task's own settings are checked by the task.
-        if ".".join(path) not in known and parents != ["task_settings"]:
-            raise _unknown_key(".".join(path), known)
+        name = ".".join(path)
+        if name not in known and parents != ["task_settings"]:
+            # As text "lr" is far from "optimiser.lr".
+            endings = [other for other in known if other.split(".")[-1] == last]
+            if not endings:
+                raise unknown_name("setting", name, known, ConfigError)
+            meant = difflib.get_close_matches(name, endings, n=len(endings), cutoff=0.0)
+            expected, fix = "the full name of a setting", f"Did you mean {' or '.join(meant)}?"
+            raise ConfigError("setting", expected=expected, given=repr(name), fix=fix)
         place = values
         for parent in parents:
             place = place[parent]
@@ -230,13 +236,3 @@ def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or more of it than Python reads
         return {"True": True, "False": False}.get(text, text)
-
-
-def _unknown_key(key: str, known: list[str]) -> InputError:
-    # As text "lr" is far from "optimiser.lr".
-    endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
-    if not endings:
-        return unknown_name("setting", key, known, ConfigError)
-    meant = difflib.get_close_matches(key, endings, n=len(endings), cutoff=0.0)
-    fix = f"Did you mean {' or '.join(meant)}?"
-    return ConfigError("setting", expected="the full name of a setting", given=repr(key), fix=fix)

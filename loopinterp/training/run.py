@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from loopinterp.adapters import AdaptedModelConfig, PublishedModel
+    from loopinterp.adapters import PublishedModel
     from loopinterp.models import LoopedTransformer, LoopRule
-    from loopinterp.models.config import LoopedTransformerConfig
     from loopinterp.tasks.task import Task
 
 METRICS = "metrics.jsonl"
@@ -245,17 +244,27 @@ class Run(ShortRepr):
         return self._read(snapshot_folder(self.folder, step) / Path(WEIGHTS).name, device)[0]
 
     def _read(self, path: Path, device: torch.device | str) -> tuple[Any, Seal | None]:
+        from loopinterp.adapters import AdaptedModelConfig
+        from loopinterp.adapters.architectures import read_adapted
+        from loopinterp.models import LoopedTransformer
         from loopinterp.models.protocol import every_tensor
 
-        model = _read_model(path.parent, self.config.model, device)
-        if model is None:
-            raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
+        folder, expected = path.parent, self.config.model
+        other = RunError(RunFault.OTHER_ARCHITECTURE, f"model {folder}")
+        if isinstance(expected, AdaptedModelConfig):
+            if read_json_object(folder / CONFIG) != expected.to_dict():
+                raise other
+            model = read_adapted(folder, device=device)
+        else:
+            model = LoopedTransformer.from_pretrained(folder, device=device).eval()
+            if model.config != expected:
+                raise other
         seal, weights = Seal.of_file(path), digest_tensors(every_tensor(model))
         owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
         # Runs of earlier versions have no digest and no seal, and are read with a warning.
         known = self.config.weights_sha256 if isinstance(self.config, GivenModelConfig) else None
         if known not in (None, weights) or owner.mismatch is Mismatch.OTHER_RUN:
-            raise RunError(RunFault.OTHER_WEIGHTS, f"model {path.parent}")
+            raise RunError(RunFault.OTHER_WEIGHTS, f"model {folder}")
         model.loop_rule = self._loop_rule()
         model.task = self.task if self.config.has_same_data else None
         return model, seal
@@ -375,21 +384,6 @@ def given_model_config(
         extra_loops=rule.extra,
         weights_sha256=digest_tensors(every_tensor(model)),
     ).with_data()
-
-
-def _read_model(
-    folder: Path, config: LoopedTransformerConfig | AdaptedModelConfig, device: torch.device | str
-) -> LoopedTransformer | PublishedModel | None:
-    from loopinterp.adapters import AdaptedModelConfig
-    from loopinterp.adapters.architectures import read_adapted
-    from loopinterp.models import LoopedTransformer
-
-    if isinstance(config, AdaptedModelConfig):
-        if read_json_object(folder / CONFIG) != config.to_dict():
-            return None
-        return read_adapted(folder, device=device)
-    model = LoopedTransformer.from_pretrained(folder, device=device).eval()
-    return model if model.config == config else None
 
 
 def snapshot_folder(run: Path, step: int) -> Path:

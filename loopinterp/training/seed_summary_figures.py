@@ -121,12 +121,13 @@ def _(result: SweepResult) -> list[Figure]:
             what = f"Each panel is a setting, each line {lines}."
         what += "" if by_loop else " Dotted: longest in training."
         for on, part in _parts(cells, axes[0]):
-            panels = [
-                _panel(
-                    _lines(cell, measure, axes[2]), measure, title, _cutoffs(result, cell, by_loop)
-                )
-                for title, cell in _parts(part, axes[1])
-            ]
+            panels = []
+            for title, cell in _parts(part, axes[1]):
+                setting = cell["setting"]
+                cutoffs = np.unique(result.data["trained_up_to"].sel(setting=setting).values)
+                finite = [] if by_loop else cutoffs[np.isfinite(cutoffs)].tolist()
+                marks = [Reference(int(n), "", "x") for n in finite]
+                panels.append(_panel(_lines(cell, measure, axes[2]), measure, title, marks))
             pair = name, f"{name}_se"
             figures.append(
                 Figure(
@@ -187,8 +188,3 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
         (x,) = (at[dim].values for dim in at[measure].dims)
         lines.append(Series(_name(axis, place), x, mean, low=low, high=high, colour=colour))
     return lines
-
-
-def _cutoffs(result: SweepResult, cell: xr.Dataset, by_loop: bool) -> list[Reference]:
-    cutoffs = np.unique(result.data["trained_up_to"].sel(setting=cell["setting"]).values)
-    return [Reference(int(n), "", "x") for n in cutoffs if np.isfinite(n) and not by_loop]

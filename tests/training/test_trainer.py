@@ -180,7 +180,7 @@ def test_abacus_positions_start_anywhere_in_training(tiny: TrainingConfig) -> No
         "abacus_max_offset": 30,
     }
     trainer = Trainer(TrainingConfig.from_dict(values))
-    offsets = {trainer._position_offset() for _ in range(500)}
+    offsets = {trainer.draw().position_offset for _ in range(500)}
     assert offsets == set(range(31))
     assert math.isfinite(trainer.step()["loss"])
 
@@ -221,10 +221,12 @@ def test_every_objective_trains(tiny: TrainingConfig, kind: str) -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
 def test_precision_is_that_of_the_forward_pass(
-    tiny: TrainingConfig, precision: Any, dtype: str
+    tiny: TrainingConfig, monkeypatch: pytest.MonkeyPatch, precision: Any, dtype: str
 ) -> None:
-    trainer = Trainer(tiny.replace(precision=precision))
-    assert trainer._supervise(trainer.draw()).logits.dtype == getattr(torch, dtype)
+    trainer, types = Trainer(tiny.replace(precision=precision)), []
+    monkeypatch.setattr(trainer, "finish", lambda _, answered: types.append(answered.logits.dtype))
+    trainer.advance()
+    assert types == [getattr(torch, dtype)]
     assert trainer.model.dtype == torch.float32
 
 
