@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -59,7 +60,7 @@ def carry_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
     """The carry INTO each position, 0 into the first."""
-    return _shift_right(carries(a, b))
+    return pad(carries(a, b)[..., :-1], (1, 0))
 
 
 def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
@@ -78,8 +79,4 @@ def chain_length_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
     """How far the carry INTO each position has come."""
-    return _shift_right(chain_length(a, b))
-
-
-def _shift_right(x: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(x[..., :1]), x[..., :-1]], dim=-1)
+    return pad(chain_length(a, b)[..., :-1], (1, 0))

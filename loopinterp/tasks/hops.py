@@ -124,8 +124,8 @@ class PHop(Sampler):
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The symbol that p hops arrive at, or ``n_symbols``; ``IGNORE`` at the first and PAD."""
-        tokens, hops = self._check_form(inputs), self.hops(inputs)
-        find = self._find(tokens)
+        tokens = self._check_form(inputs)
+        hops, find = tokens[:, 0] - self.n_symbols + 1, self._find(tokens)
         at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)  # [batch, pos]
         for hop in range(int(hops.max())):
             at = torch.where(hop < hops[:, None], find.gather(1, at), at)

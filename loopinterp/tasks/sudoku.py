@@ -288,7 +288,12 @@ def pool(box: int) -> list[tuple[list[int], list[int]]]:
         # Cells are emptied in random order where one solution is left.
         for cell in source.sample(range(box**4), box**4):
             digit, puzzle[cell] = puzzle[cell], 0
-            if not _is_single(puzzle, cell, digit, box) and _has_another(puzzle, cell, digit, box):
+            if _is_single(puzzle, cell, digit, box):
+                continue
+            taken = {digit, *(puzzle[other] for other in peers(box)[cell])}
+            free = [other for other in range(1, box**2 + 1) if other not in taken]
+            filled = ([*puzzle[:cell], other, *puzzle[cell + 1 :]] for other in free)
+            if any(search(cells, box, most=1)[0] for cells in filled):
                 puzzle[cell] = digit
         puzzles.append((puzzle, solution))
     return sorted(puzzles, key=lambda one: one[0].count(0), reverse=True)
@@ -302,14 +307,6 @@ def _is_single(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
         all(puzzle[c] or any(puzzle[o] == digit for o in others[c]) for c in unit if c != cell)
         for unit in units(box)
         if cell in unit
-    )
-
-
-def _has_another(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
-    taken = {digit, *(puzzle[other] for other in peers(box)[cell])}
-    free = [other for other in range(1, box**2 + 1) if other not in taken]
-    return any(
-        search([*puzzle[:cell], other, *puzzle[cell + 1 :]], box, most=1)[0] for other in free
     )
 
 
