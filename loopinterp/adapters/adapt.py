@@ -383,8 +383,15 @@ def adapt(
         InputError: If no adapter fits the model, or its adapter lacks an option.
     """
     model = getattr(model, "_orig_mod", model)
-    if repeat is not None or inputs is not None:
-        return _adapt_any(model, repeat, inputs, options)
+    if repeat is not None and inputs is None:
+        expected, fix = "an example of the model's inputs, beside repeat=", "Pass inputs=tokens."
+        raise InputError("inputs", expected=expected, given="None", fix=fix)
+    if inputs is not None and repeat is None and isinstance(model, LoopedModel):
+        _check_options(FourMethodAdapter, options)
+        return FourMethodAdapter(model, inputs, **options)
+    if inputs is not None:
+        _check_options(RepeatedAdapter, options)
+        return RepeatedAdapter(model, inputs, repeat=repeat, **options)
     adapters: list[type[PublishedModel]]
     adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter, AlbertAdapter]
     adapters += [NanbeigeAdapter, RetrofittedAdapter]
@@ -396,22 +403,6 @@ def adapt(
     expected = f"a published looped model with an adapter: {kinds}"
     fix = "Pass inputs= (an example) for a generic adapter, with repeat= or the four methods."
     raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
-
-
-def _adapt_any(
-    model: nn.Module,
-    repeat: str | Sequence[str] | None,
-    inputs: Tensor | None,
-    options: dict[str, Any],
-) -> PublishedModel:
-    if inputs is None:
-        expected, fix = "an example of the model's inputs, beside repeat=", "Pass inputs=tokens."
-        raise InputError("inputs", expected=expected, given="None", fix=fix)
-    if repeat is None and isinstance(model, LoopedModel):
-        _check_options(FourMethodAdapter, options)
-        return FourMethodAdapter(model, inputs, **options)
-    _check_options(RepeatedAdapter, options)
-    return RepeatedAdapter(model, inputs, repeat=repeat, **options)
 
 
 def _check_options(adapter: type[PublishedModel], options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -75,16 +75,6 @@ def _copied(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, torch.Tensor) else x
 
 
-def _flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves of arguments: ``0``, ``attention_mask``, ``position_embeddings.1``."""
-    named = {**{str(k): x for k, x in enumerate(args)}, **kwargs}
-    leaves: dict[str, Any] = {}
-    for name, tree in named.items():
-        flat = tree_flatten(tree)[0]
-        leaves |= {name if len(flat) == 1 else f"{name}.{k}": x for k, x in enumerate(flat)}
-    return leaves
-
-
 @torch.no_grad()
 def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
     """The calls of all modules inside a model in one run, in the order of their exits."""
@@ -93,7 +83,10 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
     counts: Counter[str] = Counter()
 
     def enter(path: str, args: Any, kwargs: Any) -> None:
-        leaves = {name: _copied(x) for name, x in _flat_arguments(args, kwargs).items()}
+        leaves = {}  # by name: "0", "attention_mask", "position_embeddings.1"
+        for name, tree in {**{str(k): x for k, x in enumerate(args)}, **kwargs}.items():
+            flat = [_copied(x) for x in tree_flatten(tree)[0]]
+            leaves |= {name if len(flat) == 1 else f"{name}.{k}": x for k, x in enumerate(flat)}
         entered[path].append((next(clock), leaves))
 
     def leave(path: str, output: Any) -> None:
@@ -110,16 +103,6 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
     return calls, output
 
 
-def _eagerly() -> AbstractContextManager[Any]:
-    """A context in which modules of ``torch.compile`` run their Python code, which has the hooks.
-
-    Compiled code would leave hooks out, or trace them with all that they have recorded.
-    """
-    # Where nothing has loaded torch._dynamo, which takes seconds, nothing is compiled.
-    is_loaded = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
-
-
 @contextmanager
 def _at_calls(
     modules: Mapping[str, nn.Module],
@@ -128,7 +111,10 @@ def _at_calls(
 ) -> Iterator[None]:
     """Call ``enter(path, args, kwargs)`` and ``leave(path, output)`` around each module's calls."""
     with ExitStack() as stack:
-        stack.enter_context(_eagerly())
+        # Compiled code would leave hooks out, or trace them with all that they have recorded.
+        # Where nothing has loaded torch._dynamo, which takes seconds, nothing is compiled.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for path, module in modules.items():
             pre = module.register_forward_pre_hook(
                 lambda _, args, kwargs, path=path: enter(path, args, kwargs), with_kwargs=True

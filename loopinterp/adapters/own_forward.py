@@ -213,13 +213,6 @@ class OwnForward(Modules):
             raise InputError("output of the model", expected=expected, given=got, fix=fix)
         return logits
 
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-
-    def tensor(self, name: str) -> Tensor:
-        path, _, attribute = name.rpartition(".")
-        return stored(self.by_path[path], attribute)
-
     def run(self, inputs: Tensor, watch: Watch) -> Tensor:
         logits = None
         with self.watching(watch):
@@ -270,7 +263,10 @@ class RepeatedLoop:
         if self.start is None:
             return e
         zeros = e.new_zeros(*e.shape[:-1], width)
-        return zeros if self.start == "zeros" else native.tensor(self.start).expand_as(zeros)
+        if self.start == "zeros":
+            return zeros
+        path, _, name = self.start.rpartition(".")
+        return stored(native.by_path[path], name).expand_as(zeros)
 
     def step(
         self,

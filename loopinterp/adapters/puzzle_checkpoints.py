@@ -74,7 +74,20 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
         CheckpointError: If a file is damaged, or the architecture or tensors are others.
         InputError: If ``seq_len`` is missing, or is not the weights' own.
     """
-    file = _weights_file(Path(path))
+    file = Path(path)
+    if file.is_dir():
+        # Beside step_1000 there may be step_1000_all_preds.0, of the same format.
+        files = sorted(
+            x
+            for x in file.iterdir()
+            if x.is_file() and x.suffix in ("", ".pt", ".pth")
+            if "_preds" not in x.name and not x.name.startswith(".")
+        )
+        if len(files) != 1:
+            shown = ", ".join(x.name for x in files[-6:]) or "none"
+            expected, fix = "one file of weights", "Pass the path of one, such as FOLDER/step_1000."
+            raise InputError(f"model {file}", expected=expected, given=shown, fix=fix)
+        (file,) = files
     code, sizes = _read_settings(file.parent / SETTINGS)
     weights = _read_weights(file)
     sizes["vocab_size"] = _rows(weights, "embed_tokens.embedding_weight", file)
@@ -89,22 +102,6 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
     check_tensors(weights, model.state_dict(), f"weights {file}", fix=fix)
     model.load_state_dict(weights)
     return model
-
-
-def _weights_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    files = sorted(x for x in path.iterdir() if x.is_file() and _may_be_weights(x))
-    if len(files) != 1:
-        shown = ", ".join(x.name for x in files[-6:]) or "none"
-        expected, fix = "one file of weights", "Pass the path of one, such as FOLDER/step_1000."
-        raise InputError(f"model {path}", expected=expected, given=shown, fix=fix)
-    return files[0]
-
-
-def _may_be_weights(path: Path) -> bool:
-    # Beside step_1000 there may be step_1000_all_preds.0, of the same format.
-    return path.suffix in ("", ".pt", ".pth") and "_preds" not in path.name and path.name[0] != "."
 
 
 def _read_settings(path: Path) -> tuple[_Code, dict[str, Any]]:

@@ -136,32 +136,27 @@ class _Search:
                 return
             yield list(same)
 
-    def entries(self) -> list[Call | None]:
-        """Calls before the first loop, the last one first, and the model's input."""
-        first = min(call.entered for call in self.loops[0])
-        before = [x for x in self.recording.calls if x.left < first and _is_stream(x.returned)]
-        bare = [None] if _is_stream(self.recording.inputs) else []
-        return [*reversed(before), *bare]
-
-    def blank(self) -> dict[str, Any]:
-        """Repeated modules whose output is one tensor, of the shape of their input."""
-        outputs, members = {}, _members(self.native, self.block)
-        for call in self.loops[0]:
-            ends = [None if x is None else x.shape for x in (call.given, call.returned)]
-            if call.path in members and ends[0] == ends[1] and _tensors(call.output) == 1:
-                outputs[call.path] = call.output
-        return outputs
-
     def candidates(self) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
         """Loops with the model's own states, and these from the initial one on."""
-        blank = self.blank()
+        # Calls before the first loop, the last one first, and the model's input
+        first = min(call.entered for call in self.loops[0])
+        entries: list[Call | None]
+        entries = [x for x in self.recording.calls if x.left < first and _is_stream(x.returned)]
+        entries = [*reversed(entries), *([None] if _is_stream(self.recording.inputs) else [])]
+        # Repeated modules whose output is one tensor, of the shape of their input
+        blank, members = {}, _members(self.native, self.block)
+        for call in self.loops[0]:
+            before, after = (None if x is None else x.shape for x in (call.given, call.returned))
+            outputs = [x for x in tree_flatten(call.output)[0] if isinstance(x, torch.Tensor)]
+            if call.path in members and before == after and len(outputs) == 1:
+                blank[call.path] = call.output
         # Where the model's own code does not run without its early loops, they are computed.
         for skipped in [blank, {}] if blank else [{}]:
             for ends in self.ends():
                 states = [self.recording.state(call) for call in ends]
                 if any(x is None for x in states):
                     continue
-                for entry in self.entries():
+                for entry in entries:
                     loop = RepeatedLoop(
                         block=self.block,
                         n_loops=len(self.loops),
@@ -215,7 +210,8 @@ class _Search:
         if not all(alike(injecting.step(native, h, e, inputs), after) for h, after in follow):
             return
         # A tensor of the model that is one vector, [width] or [1, 1, width].
-        vectors = [k for k, x in native.tensors().items() if x.numel() == width == x.shape[-1]]
+        tensors = [*native.model.named_parameters(), *native.model.named_buffers()]
+        vectors = [name for name, x in tensors if x.numel() == width == x.shape[-1]]
         for start in ("zeros", None, *vectors):
             h = replace(injecting, start=start).initial_state(native, e, width)
             if h.shape == states[0].shape and alike(
@@ -226,10 +222,6 @@ class _Search:
 
 def _is_stream(x: Any) -> bool:
     return is_floats(x) and x.dim() == 3
-
-
-def _tensors(tree: Any) -> int:
-    return sum(isinstance(x, torch.Tensor) for x in tree_flatten(tree)[0])
 
 
 def _members(native: OwnForward, block: Block) -> list[str]:
@@ -264,7 +256,10 @@ def find_loop(native: OwnForward, recording: Recording, block: Block) -> Repeate
     loops = _loops_of(native, recording.calls, block)
     search = _Search(native=native, recording=recording, block=block, loops=loops)
     inputs = recording.inputs
-    other = _others(inputs)
+    other = inputs.flip(1).roll(1, 0)  # other inputs of the same size
+    if torch.equal(other, inputs):
+        expected, fix = "an example whose positions differ", "Pass a batch of your data."
+        raise InputError("inputs", expected=expected, given="one value everywhere", fix=fix)
     fitting, rereading, with_inputs = False, False, None
     for loop, states in search.candidates():
         if not search.reads_state_alone(loop, states):
@@ -292,14 +287,6 @@ def find_loop(native: OwnForward, recording: Recording, block: Block) -> Repeate
     raise _misplaced(native, loops, block)
 
 
-def _others(inputs: Tensor) -> Tensor:
-    other = inputs.flip(1).roll(1, 0)
-    if torch.equal(other, inputs):
-        expected, fix = "an example whose positions differ", "Pass a batch of your data."
-        raise InputError("inputs", expected=expected, given="one value everywhere", fix=fix)
-    return other
-
-
 def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> InputError:
     if not any(_is_stream(call.returned) for call in loops[0]):
         got = spell(loops[0][-1].returned)
@@ -308,7 +295,12 @@ def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> Inp
     members = _members(native, block)
     for t, loop in enumerate(loops):
         for call, first in zip(loop, loops[0]):
-            name = _changed_argument(call, first) if call.path in members else None
+            changed = (
+                name
+                for name, value in call.arguments.items()
+                if value is not call.given and not _same_value(value, first.arguments.get(name))
+            )
+            name = next(changed, None) if call.path in members else None
             if name is None:
                 continue
             names = list(inspect.signature(native.by_path[call.path].forward).parameters)
@@ -321,13 +313,6 @@ def _misplaced(native: OwnForward, loops: list[list[Call]], block: Block) -> Inp
     got = f"other states than the model's own when outputs of {loops[0][-1].path!r} are fed back"
     fix = "Turn caches off with forward= (use_cache=False), or write the four methods."
     return InputError("repeat", expected=expected, given=got, fix=fix)
-
-
-def _changed_argument(call: Call, first: Call) -> str | None:
-    for name, value in call.arguments.items():
-        if value is not call.given and not _same_value(value, first.arguments.get(name)):
-            return name
-    return None
 
 
 def _same_value(x: Any, y: Any) -> bool:
