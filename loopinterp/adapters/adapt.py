@@ -41,7 +41,6 @@ from loopinterp.models.run_inputs import check_dtype, check_loops, refuse
 from loopinterp.models.taps import NO_TAPS, Taps
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Float, Int
     from torch import Tensor, nn
 

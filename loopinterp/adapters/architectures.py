@@ -114,7 +114,7 @@ class AdaptedModelConfig(Settings):
             # Other code with the same names may compute something else.
             if kind != (code.module.split(".")[0], code.model, code.adapter):
                 continue
-            config, sizes = published.config, {}
+            config = published.config
             if code.module.startswith(_PLAIN):
                 sizes = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
             else:

@@ -26,13 +26,12 @@ from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Sites
 from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.taps import SILENT, Tap, Taps
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Integer
     from torch import Tensor
 
-    from loopinterp.models.addresses import Sites
     from loopinterp.models.attribution import AttributionPass
 
 
@@ -200,9 +199,13 @@ class HRMAdapter(NestedModel):
         backward.through_norm("ln1_post")
         backward.write_heads(*self.affine(layer.self_attn.o_proj))
 
-    def at_end(self, h: Tensor, tap: Tap) -> None:
+    def run_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        h, tap = super().run_loop(h, e, context, taps, loop), taps.at("block", loop)
         if tap.listens("hook_halt"):
             tap("hook_halt", self.halting(h))
+        return h
 
     def halting(
         self, state: Float[Tensor, "*loop batch pos d_state"]

@@ -115,9 +115,7 @@ class NestedModel(PublishedModel):
             z_L = self.run_stack(fast, z_L + (z_H + e if injects else z_H), context, inside)
         z_H = self.run_stack(slow, z_H + z_L, context, inside)
         z_H, z_L = tap("hook_z_H", z_H), tap("hook_z_L", z_L)
-        h = tap("hook_state_post", torch.cat((z_H, z_L), dim=-1))
-        self.at_end(h, tap)
-        return h
+        return tap("hook_state_post", torch.cat((z_H, z_L), dim=-1))
 
     def run_stack(
         self, stack: Any, h: Tensor, context: AttentionContext, taps: Iterable[Tap]
@@ -181,9 +179,6 @@ class NestedModel(PublishedModel):
                 self.attribute_after_stack(backward)
             self.attribute_layer(layer, backward)
         return backward.direction
-
-    def at_end(self, h: Tensor, tap: Tap) -> None:
-        """Taps at the end of a loop besides those of its state."""
 
     def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
         # [batch, pos, 2 d_model], in the order of site_map.state_parts: z_H, z_L.

@@ -284,7 +284,7 @@ class RepeatedLoop:
         else:
             put[self.entry] = entering
         if self.injects:
-            put[self.ends[0]] = self._returned(h)
+            put[self.ends[0]] = h.flatten(0, 1) if self.flat else h
         watch = Watch(
             put=put,
             take=self.ends[1 if self.injects else 0],
@@ -294,12 +294,10 @@ class RepeatedLoop:
         after = native.run(inputs, watch if tapping is None else tapping(watch))
         return after.unflatten(0, (len(h), -1)) if self.flat else after
 
-    def _returned(self, h: Tensor) -> Tensor:
-        return h.flatten(0, 1) if self.flat else h
-
     def read(self, native: OwnForward, h: Tensor, inputs: Tensor) -> Tensor:
         """Logits of a state, in the model's own forward; ``inputs`` only have the right shape."""
-        watch = Watch(put={self.ends[-1]: self._returned(h)}, blank=self.blank)
+        put = {self.ends[-1]: h.flatten(0, 1) if self.flat else h}
+        watch = Watch(put=put, blank=self.blank)
         logits = native.run(inputs, watch)
         if watch.counts[self.ends[-1][0]] != self.n_ends:
             expected = f"{self.n_loops} loops for every input"

@@ -28,6 +28,7 @@ SYMBOLS = ".+PNBRQKCpnbrqkc"
 
 _TOKENS = {symbol: token for token, symbol in enumerate(SYMBOLS)}
 _FROM, _TO = 1, 2
+_FIX = "Correct it, or leave it out."
 _LOOPS = 30  # of arXiv 2604.15259: no number of loops is known to be enough
 
 
@@ -97,14 +98,14 @@ class ChessPuzzles(Sampler):
     def encode(self, puzzles: Iterable[tuple[str, str, int]]) -> Batch:
         """The batch of puzzles: FEN, moves and rating, as in a row of a file."""
         rows = [_read(*puzzle, f"puzzle {k}") for k, puzzle in enumerate(puzzles)]
-        _need(bool(rows), "puzzles", "at least one", [])
+        need(rows, "puzzles", "at least one", "[]", _FIX)
         boards, moves, n = (torch.tensor(column) for column in zip(*rows))
         return self._batch(boards, moves, n)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch square"]:
         """The file's answers; for other positions, the batch's own."""
         boards = check_tokens(inputs, self.d_vocab)
-        _need(boards.shape[1] == 64, "inputs", "64 squares each", boards.shape[1])
+        need(boards.shape[1] == 64, "inputs", "64 squares each", str(boards.shape[1]), _FIX)
         rows = self._file().rows if self.csv else {}
         at = [rows.get(bytes(board)) for board in boards.tolist()]  # rows of the file, or None
         known = [k for k, row in enumerate(at) if row is not None]
@@ -174,7 +175,7 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
             where = f"csv {path.name}, line {table.line_num}"
             board, move, n = _read(row["FEN"], row["Moves"], row["Rating"], where)
             puzzles.setdefault(bytes(board), (move, n))
-    _need(bool(puzzles), f"csv {path.name}", "puzzles", [])
+    need(puzzles, f"csv {path.name}", "puzzles", "[]", _FIX)
     ordered = sorted(puzzles.items(), key=lambda one: one[1][1])  # by n
     return _Puzzles(
         torch.tensor([list(board) for board, _ in ordered], dtype=torch.int8),
@@ -190,7 +191,8 @@ def _read(
     """Board and move as the side to move sees them, and n."""
     line, rated = (moves or "").split(), str(rating).strip()
     fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
-    _need(fine, where, "at least two moves, and a rating of at least 1", (moves, rating))
+    expected = "at least two moves, and a rating of at least 1"
+    need(fine, where, expected, repr((moves, rating)), _FIX)
     board = read_fen(fen or "", f"{where}: FEN")
     _read_move(board, line[0], where)
     board.push_uci(line[0])
@@ -218,13 +220,14 @@ def read_fen(fen: str, what: str = "FEN") -> Board:
             given="an environment without it",
             fix="pip install 'loopinterp[chess]'",
         ) from missing
-    fields, expected = fen.split(), "a legal position: board, w or b, castling rights, en passant"
-    _need(len(fields) >= 4, what, expected, fen)
+    fields = fen.split()
     try:
-        board = Board(" ".join(fields))
+        board = Board(" ".join(fields)) if len(fields) >= 4 else None
     except ValueError:
-        raise _refused(what, expected, repr(fen)) from None
-    _need(board.is_valid(), what, expected, fen)
+        board = None
+    if board is None or not board.is_valid():
+        expected = "a legal position: board, w or b, castling rights, en passant"
+        raise InputError(what, expected=expected, given=repr(fen), fix=_FIX)
     return board
 
 
@@ -264,20 +267,12 @@ def name_of(square: int) -> str:
 
 def _read_move(board: Board, move: str, where: str) -> tuple[int, int]:
     """Start and end of a move in UCI notation, as the side to move sees them."""
-    expected = "a legal one such as e2e4, or e7e8q"
     try:
         squares = board.parse_uci(move)
     except ValueError:
-        raise _refused(f"{where}: move", expected, repr(move)) from None
-    _need(bool(squares), f"{where}: move", expected, move)  # 0000 is none
+        squares = None
+    if not squares:  # 0000 is none
+        expected = "a legal one such as e2e4, or e7e8q"
+        raise InputError(f"{where}: move", expected=expected, given=repr(move), fix=_FIX)
     start, end = squares.from_square, squares.to_square
     return (_from_top(start), _from_top(end)) if board.turn else (start, end)
-
-
-def _need(fits: bool, what: str, expected: str, got: object) -> None:
-    if not fits:
-        raise _refused(what, expected, repr(got))
-
-
-def _refused(what: str, expected: str, got: str) -> InputError:
-    return InputError(what, expected=expected, given=got, fix="Correct it, or leave it out.")

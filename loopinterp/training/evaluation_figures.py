@@ -202,13 +202,35 @@ def _stopping(result: EvaluationResult) -> Finding:
 def _(result: EvaluationResult) -> list[Figure]:
     figures = [_by_length(result)]
     if result.data.sizes["extra_loop"] > 1:
-        figures.append(_by_extra_loop(result))
+        rows, zero = {"exact match": lambda x: _by_n(x["exact_match"])}, Reference(0, axis="x")
+        figures.append(
+            Figure(
+                title="Accuracy against loops",
+                plot=_columns(result.data, rows, f"loops beyond {_loops(result)}", [zero]),
+                caption=f"The same problems, answered before or after {_loops(result)} loops "
+                "(dotted line). Left of the line the answer is cut short; right of it, it has to "
+                "be kept.",
+                data=result.to_dataframe("exact_match", "bit_accuracy"),
+            )
+        )
     if "rule" in result.data.dims:
         figures.append(_when_to_stop(result))
         if "loop" in result.data.dims:  # absent from files of before there was hindsight
             figures.append(_rules_on_the_curve(result))
     elif "loop" in result.data.dims:
-        figures.append(_by_loop(result))
+        rows = {
+            "exact match": lambda x: _by_n(x["loop_exact_match"]),
+            "perplexity": lambda x: _by_n(x["loop_perplexity"].clip(max=_GREATEST)),
+        }
+        figures.append(
+            Figure(
+                title="Accuracy against the number of loops",
+                plot=_columns(result.data, rows, "loops"),
+                caption="The same problems, answered after the same number of loops at every "
+                "length: exact match, and the perplexity of the right answer.",
+                data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
+            )
+        )
     return figures
 
 
@@ -262,33 +284,6 @@ def _by_length(result: EvaluationResult) -> Figure:
         caption=f"{caption}.",
         control=control,
         data=result.to_dataframe("exact_match", "bit_accuracy"),
-    )
-
-
-def _by_extra_loop(result: EvaluationResult) -> Figure:
-    rows = {"exact match": lambda cell: _by_n(cell["exact_match"])}
-    return Figure(
-        title="Accuracy against loops",
-        plot=_columns(
-            result.data, rows, f"loops beyond {_loops(result)}", [Reference(0, axis="x")]
-        ),
-        caption=f"The same problems, answered before or after {_loops(result)} loops (dotted "
-        "line). Left of the line the answer is cut short; right of it, it has to be kept.",
-        data=result.to_dataframe("exact_match", "bit_accuracy"),
-    )
-
-
-def _by_loop(result: EvaluationResult) -> Figure:
-    rows = {
-        "exact match": lambda cell: _by_n(cell["loop_exact_match"]),
-        "perplexity": lambda cell: _by_n(cell["loop_perplexity"].clip(max=_GREATEST)),
-    }
-    return Figure(
-        title="Accuracy against the number of loops",
-        plot=_columns(result.data, rows, "loops"),
-        caption="The same problems, answered after the same number of loops at every length: exact "
-        "match, and the perplexity of the right answer.",
-        data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
     )
 
 

@@ -19,6 +19,7 @@ from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
 from loopinterp.core.settings import Seed, Settings, flatten_settings
 from loopinterp.core.storage import (
+    digest_tensors,
     only_writer,
     read_json,
     read_tensors_and_metadata,
@@ -53,7 +54,7 @@ from loopinterp.training.run import (
     snapshot_folder,
 )
 from loopinterp.training.seeds_together import advance_together, read
-from loopinterp.training.trainer import Trainer, with_start
+from loopinterp.training.trainer import Trainer
 
 
 @checked
@@ -217,7 +218,10 @@ def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ONE_PROCESS
 ) -> Iterator[_Part]:
     """A locked run, restored from its checkpoint; its model is saved at the end."""
-    config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
+    config = config.replace(device=str(resolve_device(config.device))).with_data()
+    if config.start_from is not None:
+        weights = Run.load(config.start_from).model().state_dict()
+        config = config.replace(start_sha256=digest_tensors(weights))
     run = Run(folder, config)
     if not processes.first:
         processes.wait()  # until the first has looked at the folder, and written what is missing

@@ -57,7 +57,7 @@ def _(result: SeedSummary) -> list[Figure]:
     if float(cells["exact_match"].min()) >= 0.99:
         measures = ["exact_match"]  # where everything is right, so is every bit
     marks = cutoff_mark(result.trained_up_to)
-    panels = [_panel(_lines(cells, k, "distribution"), k, "", marks) for k in measures]
+    panels = [_panel(cells, k, "distribution", marks) for k in measures]
     dotted = " Dotted: longest in training." * bool(marks)
     return [
         Figure(
@@ -127,7 +127,7 @@ def _(result: SweepResult) -> list[Figure]:
                 cutoffs = np.unique(result.data["trained_up_to"].sel(setting=setting).values)
                 finite = [] if by_loop else cutoffs[np.isfinite(cutoffs)].tolist()
                 marks = [Reference(int(n), "", "x") for n in finite]
-                panels.append(_panel(_lines(cell, measure, axes[2]), measure, title, marks))
+                panels.append(_panel(cell, measure, axes[2], marks, title))
             pair = name, f"{name}_se"
             figures.append(
                 Figure(
@@ -140,16 +140,6 @@ def _(result: SweepResult) -> list[Figure]:
                 )
             )
     return figures
-
-
-def _panel(
-    lines: list[Series], measure: str, title: str, references: Sequence[Reference]
-) -> LinePanel:
-    log = measure == "perplexity"
-    limits = None if log else (0, 1.04)
-    return LinePanel(
-        lines, _WORDS[measure], title=title, y_log=log, y_range=limits, references=references
-    )
 
 
 def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
@@ -173,7 +163,11 @@ def _ran(result: SweepResult) -> list[str]:
     return [setting for setting, n_seeds in zip(settings, counts) if n_seeds]
 
 
-def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
+def _panel(
+    cells: xr.Dataset, measure: str, axis: str, marks: Sequence[Reference], title: str = ""
+) -> LinePanel:
+    """A line for each place on an axis, in a band of one standard error."""
+    log = measure == "perplexity"
     places = cells[axis].values.tolist()
     # Lengths have an order, and so their colours.
     colours = ramp(len(places)) if axis == "length" else [None] * len(places)
@@ -181,10 +175,13 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
     for place, colour in zip(places, colours):
         at = cells.sel({axis: place})
         mean, error = at[measure].values, np.nan_to_num(at[f"{measure}_se"].values)
-        if measure == "perplexity":  # a geometric mean, and the error of the logarithm
+        if log:  # a geometric mean, and the error of the logarithm
             low, high = mean * np.exp(-error), mean * np.exp(error)
         else:
             low, high = np.clip(mean - error, 0, 1), np.clip(mean + error, 0, 1)
         (x,) = (at[dim].values for dim in at[measure].dims)
         lines.append(Series(_name(axis, place), x, mean, low=low, high=high, colour=colour))
-    return lines
+    limits = None if log else (0, 1.04)
+    return LinePanel(
+        lines, _WORDS[measure], title=title, y_log=log, y_range=limits, references=marks
+    )

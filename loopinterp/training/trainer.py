@@ -88,13 +88,6 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     return model
 
 
-def with_start(config: TrainingConfig) -> TrainingConfig:
-    if config.start_from is None:
-        return config
-    model = Run.load(config.start_from).model()
-    return config.replace(start_sha256=digest_tensors(model.state_dict()))
-
-
 def _without_each_bit(model: LoopedTransformer) -> Iterator[LoopedTransformer]:
     """The model without each of its bits in turn (fixed at -1)."""
     assert model.code is not None

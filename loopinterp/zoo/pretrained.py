@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
-    import torch
 
 
 CARD = "card.json"
