@@ -23,7 +23,6 @@ from loopinterp.adapters.published_model import (
     split_heads,
 )
 from loopinterp.core.errors import InputError
-from loopinterp.models.addresses import Sites
 from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
@@ -33,6 +32,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.attribution import AttributionPass
+
+
+# Sites of an MLP over the positions, in place of those of attention
+_MIXING = {
+    "hook_resid_pre": "residual",
+    "mlp_t.hook_post": "pos_neuron",
+    "hook_mix_out": "residual",
+    "ln1_post.hook_scale": "feature_scale",
+    "ln1_post.hook_normalized": "turned",
+}
 
 
 class HRMAdapter(NestedModel):
@@ -60,7 +69,11 @@ class HRMAdapter(NestedModel):
         fast, slow = inner.L_level, getattr(inner, self._slow_stack)
         self._mixing = getattr(config, "mlp_t", False)
         self._rotary = config.pos_encodings == "rope"
-        layer, embedding = self._layer_sites(), {"hook_embed": "residual"}
+        layer = layer_sites(before=False, after=True, of_sum=True, rotary=self._rotary)
+        if self._mixing:
+            attention = ("attn.", "ln1_post.", "hook_attn_out")
+            layer = _MIXING | {k: x for k, x in layer.items() if not k.startswith(attention)}
+        embedding = {"hook_embed": "residual"}
         if config.pos_encodings == "learned":
             embedding["hook_pos_embed"] = "residual"
         n_heads, width = int(config.num_heads), int(config.hidden_size)
@@ -170,9 +183,6 @@ class HRMAdapter(NestedModel):
         place = inner.embed_pos.embedding_weight[: e.shape[1]].to(e)
         return top("hook_embed", scale * e) + top("hook_pos_embed", (scale * place).expand_as(e))
 
-    def _layer_sites(self) -> Sites:
-        return layer_sites(before=False, after=True, of_sum=True, rotary=self._rotary)
-
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``, by norms without weights."""
         h = self.mix(layer, tap("hook_resid_pre", h), context, tap)
@@ -257,20 +267,6 @@ class TRMAdapter(HRMAdapter):
             return super().exit_probability(state)
         stop = self.halting(state)[..., 0].float()  # [..., batch], the same at every position
         return stop.sigmoid()[..., None].expand(state.shape[:-1])
-
-    def _layer_sites(self) -> Sites:
-        if not self._mixing:
-            return super()._layer_sites()
-        mixing = {
-            "hook_resid_pre": "residual",
-            "mlp_t.hook_post": "pos_neuron",
-            "hook_mix_out": "residual",
-            "ln1_post.hook_scale": "feature_scale",
-            "ln1_post.hook_normalized": "turned",
-        }
-        attention = ("attn.", "ln1_post.", "hook_attn_out")
-        sites = super()._layer_sites()
-        return mixing | {k: kind for k, kind in sites.items() if not k.startswith(attention)}
 
     def mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
         if not self._mixing:

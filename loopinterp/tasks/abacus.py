@@ -18,11 +18,11 @@ from loopinterp.tasks.rows import (
     join,
     lead,
     n_significant,
-    operand_digits,
     operands_of,
     place_of_equals,
     product_digits,
     same,
+    to_digits,
 )
 from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
 from loopinterp.tasks.task import or_text, spell, until
@@ -124,8 +124,8 @@ class DecimalOperands(TokenByToken):
         rows = check_operands(operands, self.n_operands)
         # [batch, operand]: as Python writes them
         n_digits = torch.tensor([[len(str(x)) for x in row] for row in rows])
-        widths = [int(n_digits.max())] * self.n_operands
-        return self.from_digits(torch.stack(operand_digits(rows, *widths, base=10), 1), n_digits)
+        digits = [to_digits(column, int(n_digits.max()), base=10) for column in zip(*rows)]
+        return self.from_digits(torch.stack(digits, dim=1), n_digits)
 
     def sample_operands(self, *n_digits: int, batch_size: int, generator: torch.Generator) -> Batch:
         """Draw operands of exactly these numbers of digits."""

@@ -92,10 +92,10 @@ def read_strings(words: Sequence[str], alphabet: str) -> tuple[Tensor, Tensor]:
     return symbols, torch.tensor([len(word) for word in words])
 
 
-def operand_digits(operands: Iterable[Any], *n: int, base: int = 2) -> tuple[Tensor, ...]:
-    """The ``n`` digits of the first operands, of the second, and so on."""
+def operand_digits(operands: Iterable[Any], *n: int) -> tuple[Tensor, ...]:
+    """The ``n`` bits of the first operands, of the second, and so on."""
     columns = zip(*check_operands(operands, len(n)))
-    return tuple(to_digits(column, k, base) for column, k in zip(columns, n))
+    return tuple(to_digits(column, k, base=2) for column, k in zip(columns, n))
 
 
 def check_operands(operands: Iterable[Any], n: int) -> list[tuple[Any, ...]]:
