@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
@@ -71,8 +71,8 @@ class Call:
         return self.path, self.index
 
 
-def _copied(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, torch.Tensor) else x
+def _copied(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda x: x.detach().clone(), tree)
 
 
 @torch.no_grad()
@@ -85,14 +85,13 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
     def enter(path: str, args: Any, kwargs: Any) -> None:
         leaves = {}  # by name: "0", "attention_mask", "position_embeddings.1"
         for name, tree in {**{str(k): x for k, x in enumerate(args)}, **kwargs}.items():
-            flat = [_copied(x) for x in tree_flatten(tree)[0]]
+            flat = tree_flatten(_copied(tree))[0]
             leaves |= {name if len(flat) == 1 else f"{name}.{k}": x for k, x in enumerate(flat)}
         entered[path].append((next(clock), leaves))
 
     def leave(path: str, output: Any) -> None:
         start, arguments = entered[path].pop()
-        leaves, shape = tree_flatten(output)
-        copy = tree_unflatten([_copied(x) for x in leaves], shape)
+        copy = _copied(output)
         given = next((x for x in arguments.values() if is_floats(x)), None)
         at = counts[path], start, next(clock)
         calls.append(Call(path, *at, arguments, given, copy, _first_tensor(copy)))

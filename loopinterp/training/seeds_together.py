@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
 from loopinterp.models.positions import AttentionContext
@@ -97,7 +96,7 @@ def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos
     n, width = (max(x.shape[dim] for x in batches) for dim in (0, -2))
     return torch.stack(
         [
-            pad(x, (0, 0, 0, width - x.shape[-2], *(0, 0) * (x.dim() - 3), 0, n - len(x)))
+            F.pad(x, (0, 0, 0, width - x.shape[-2], *(0, 0) * (x.dim() - 3), 0, n - len(x)))
             for x in batches
         ]
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -92,7 +93,7 @@ def run_sweep(
 def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int], str]]:
     coords = sweep.evaluation.coords(sweep.base.make_task())
     cells, invalid = [], {}
-    for setting, seed in ((name, seed) for name in sweep.changes for seed in sweep.seeds):
+    for setting, seed in product(sweep.changes, sweep.seeds):
         folder = out / "cells" / setting / f"seed-{seed}"
         try:
             config = sweep.config_of(setting, seed)
