@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 IGNORE = -100
 """Target at positions without loss and score (PyTorch's ``ignore_index``)."""
 
+_FIX = "Draw the batch with task.sample or task.encode."
+
 
 @dataclass(frozen=True, repr=False)
 class Batch(ShortRepr):
@@ -48,18 +50,19 @@ class Batch(ShortRepr):
     task: Task | None = None
 
     def __post_init__(self) -> None:
-        _need(self.task is None or is_task(self.task), "task", "a task, or None", self.task)
+        fits = self.task is None or is_task(self.task)
+        need(fits, "task of a batch", "a task, or None", self.task, _FIX)
         inputs = self.inputs
         tokens = _is_integer(inputs) and inputs.ndim == 2
         features = torch.is_tensor(inputs) and inputs.ndim == 3 and inputs.is_floating_point()
         expected = "integers [batch, pos], or floats [batch, pos, d_features]"
-        _need(tokens or features, "inputs", expected, inputs)
+        need(tokens or features, "inputs of a batch", expected, inputs, _FIX)
         shapes = {"targets": inputs.shape[:2], "n": inputs.shape[:1], "n_loops": inputs.shape[:1]}
         for name, shape in shapes.items():
             part = getattr(self, name)
             fits = _is_integer(part) and part.shape == shape and part.device == inputs.device
             expected = f"integers of shape {list(shape)} on {inputs.device}, as the inputs"
-            _need(fits, name, expected, part)
+            need(fits, f"{name} of a batch", expected, part, _FIX)
         if inputs.device.type == "cpu":
             check_values(self)
 
@@ -202,25 +205,21 @@ def check_values(batch: Batch) -> None:
         "n_loops": (batch.n_loops, 0, MOST_LOOPS + 1),
     }
     for name, (values, least, end) in ranges.items():
+        what = f"{name} of a batch"
         if values.is_floating_point():
-            _need(values.isfinite().all(), name, "finite numbers", values)
+            need(values.isfinite().all(), what, "finite numbers", values, _FIX)
         elif values.numel():
             low, high = (int(x) for x in values.aminmax())
             fits = low >= least and (end is None or high < end)
             expected = f"integers >= {least}" if end is None else f"integers in {least}..{end - 1}"
             but = f", or IGNORE ({IGNORE}) without a target" if name == "targets" else ""
-            _need(fits, name, f"{expected}{but}", getattr(batch, name))
+            need(fits, what, f"{expected}{but}", getattr(batch, name), _FIX)
 
 
 def _is_integer(part: object) -> bool:
     return isinstance(part, torch.Tensor) and not (
         part.is_floating_point() or part.is_complex() or part.dtype == torch.bool
     )
-
-
-def _need(holds: object, name: str, expected: str, part: object) -> None:
-    fix = "Draw the batch with task.sample or task.encode."
-    need(holds, f"{name} of a batch", expected, part, fix)
 
 
 P = ParamSpec("P")
