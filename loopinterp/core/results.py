@@ -132,7 +132,7 @@ class Figure:
         parts = [("p", self.caption), ("p", self.control), ("pre", self.code)]
         below = "".join(f"<{tag}>{escape(text)}</{tag}>" for tag, text in parts if text)
         # A legend hung on the top of the figure stays above it where a notebook resizes it.
-        display(importlib.import_module("loopinterp.figures.saving").titled(self.plot, self.title))
+        display(importlib.import_module("loopinterp.figures.axes").titled(self.plot, self.title))
         if below:
             display(HTML(below))
 

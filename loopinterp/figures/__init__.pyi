@@ -4,6 +4,7 @@ from .axes import Reference as Reference
 from .axes import Series as Series
 from .axes import colour as colour
 from .axes import ramp as ramp
+from .axes import save_figure as save_figure
 from .axes import template as template
 from .circuit_graph import CircuitGraph as CircuitGraph
 from .circuit_layout import GraphEdge as GraphEdge
@@ -19,4 +20,3 @@ from .lines import joined as joined
 from .lines import line_figure as line_figure
 from .lines import line_panels as line_panels
 from .lines import space_figure as space_figure
-from .saving import save_figure as save_figure

@@ -9,7 +9,7 @@ import pytest
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Figure
 from loopinterp.figures import CircuitGraph, GraphNode, Series, line_figure, save_figure
-from loopinterp.figures.saving import titled
+from loopinterp.figures.axes import titled
 
 PLOT = line_figure([Series("model", [1, 2], [0, 1])], x_title="loop", y_title="share")
 GRAPH = CircuitGraph("ripple", (GraphNode("end", "readout", "output", "readout"),), ())
