@@ -14,7 +14,7 @@ import xarray as xr
 
 from loopinterp.core.results import Figure, figures_of, findings_of
 from loopinterp.figures import LinePanel, Series, category_maps, line_panels
-from loopinterp.figures.lines import space_figure
+from loopinterp.figures.plots import space_figure
 from loopinterp.pages import write_comparison, write_results
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 from tests.pages import synthetic
