@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.comparison import SpreadPairs, compare_programs
-from loopinterp.comparison.inputs import check_program_list
+from loopinterp.comparison.pair_strategies import check_program_list
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import describe_tensor, need
 from loopinterp.core.intervals import ESTIMATE

@@ -24,7 +24,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from loopinterp.benchmark.circuit_training import TRAINED
-from loopinterp.comparison.inputs import check_program_list
+from loopinterp.comparison.pair_strategies import check_program_list
 from loopinterp.compiler import add_noise, distract, permute, rotate
 from loopinterp.compiler.circuit import orthonormal
 from loopinterp.compiler.compiled import Compiled, compile_program

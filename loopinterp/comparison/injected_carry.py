@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import PositiveInt
 
-from loopinterp.comparison.inputs import check_batch, named_models
+from loopinterp.comparison.pair_strategies import check_batch, named_models
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import need
 from loopinterp.core.results import Result, study

@@ -11,8 +11,12 @@ from pydantic import Field, PositiveInt
 
 from loopinterp.comparison.counts import count_evidence, shares_of
 from loopinterp.comparison.evidence import Evidence, gather_evidence
-from loopinterp.comparison.inputs import check_batches, check_programs, named_models
-from loopinterp.comparison.pair_strategies import SpreadPairs
+from loopinterp.comparison.pair_strategies import (
+    SpreadPairs,
+    check_batches,
+    check_programs,
+    named_models,
+)
 from loopinterp.comparison.rule import THRESHOLD, Reason, Verdict, decide
 from loopinterp.core.boundary import checked
 from loopinterp.core.results import Result, study

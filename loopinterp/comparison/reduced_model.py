@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from loopinterp.comparison.inputs import check_batches, need_inputs
+from loopinterp.comparison.pair_strategies import check_batches, need_inputs
 from loopinterp.comparison.rule import LEAST_INPUTS, DelayShare, delay_shares
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import need

@@ -13,8 +13,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch.nn.functional import one_hot
 from torch.nn.utils.rnn import pad_sequence
 
-from loopinterp.comparison.inputs import check_batches, need_inputs
-from loopinterp.comparison.pair_strategies import SpreadPairs
+from loopinterp.comparison.pair_strategies import SpreadPairs, check_batches, need_inputs
 from loopinterp.comparison.program_runs import Prediction
 from loopinterp.comparison.rule import THRESHOLD, delay_groups
 from loopinterp.compiler.circuit import orthonormal

@@ -11,7 +11,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.comparison.counts import delay_names, with_end
-from loopinterp.comparison.inputs import check_batch
+from loopinterp.comparison.pair_strategies import check_batch
 from loopinterp.comparison.program_runs import SILENT, Claims, Prediction
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import PositiveInt
 
-from loopinterp.comparison.inputs import check_programs
+from loopinterp.comparison.pair_strategies import check_programs
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_integer, need
 from loopinterp.core.progress import track

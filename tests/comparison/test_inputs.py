@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loopinterp.comparison.inputs import check_programs, named_models
+from loopinterp.comparison.pair_strategies import check_programs, named_models
 from loopinterp.core.errors import InputError
 
 
