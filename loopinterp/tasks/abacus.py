@@ -12,19 +12,24 @@ from torch.nn.functional import pad
 
 from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import (
+from loopinterp.tasks.sampling import (
     carry_over,
+    check_digits,
     check_operands,
+    choice,
+    coins,
+    integers,
     join,
     lead,
+    lengths,
     n_significant,
     operands_of,
     place_of_equals,
     product_digits,
     same,
     to_digits,
+    uniform,
 )
-from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
 from loopinterp.tasks.task import or_text, spell, until
 from loopinterp.tasks.token_by_token import TokenByToken
 

@@ -13,7 +13,6 @@ from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
 from loopinterp.tasks import carries as carry_arithmetic
 from loopinterp.tasks.full_output import FullOutput
-from loopinterp.tasks.rows import join, need_form, operand_digits, operands_of, product_digits, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
@@ -22,8 +21,14 @@ from loopinterp.tasks.sampling import (
     coins,
     inside,
     integers,
+    join,
     lengths,
+    need_form,
+    operand_digits,
+    operands_of,
+    product_digits,
     random_bits,
+    same,
 )
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, or_text, spell
 

@@ -10,14 +10,18 @@ import torch
 from pydantic import PositiveInt
 
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
     check_tokens,
+    cut,
     inside,
     integers,
+    join,
+    need_form,
+    place_of_equals,
     random_bits,
+    same,
     uniform,
 )
 from loopinterp.tasks.task import IGNORE, Batch, spell, until

@@ -11,8 +11,16 @@ from pydantic import Field, PositiveInt
 
 from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import join, need_form, read_strings
-from loopinterp.tasks.sampling import Sampler, check_digits, check_tokens, inside, integers
+from loopinterp.tasks.sampling import (
+    Sampler,
+    check_digits,
+    check_tokens,
+    inside,
+    integers,
+    join,
+    need_form,
+    read_strings,
+)
 from loopinterp.tasks.task import IGNORE, Batch, or_text, spell
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import need_form
-from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
+from loopinterp.tasks.sampling import Sampler, check_tokens, need_form, uniform
 from loopinterp.tasks.task import IGNORE, Batch, or_text, spell, spell_grid
 
 if TYPE_CHECKING:

@@ -13,13 +13,15 @@ from pydantic import Field
 from loopinterp.core.errors import ConfigError, check_choice, check_new_name, need
 from loopinterp.core.settings import settings
 from loopinterp.core.text import ShortRepr
-from loopinterp.tasks.rows import join, read_strings, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
     check_tokens,
     integers,
+    join,
     random_bits,
+    read_strings,
+    same,
     uniform,
 )
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, or_text, spell

@@ -12,8 +12,19 @@ from pydantic import PositiveInt
 
 from loopinterp.core.errors import check_integer, need
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import lead, need_form, pack, place_of_equals, places, split, to_digits
-from loopinterp.tasks.sampling import check_digits, check_tokens, inside, integers
+from loopinterp.tasks.sampling import (
+    check_digits,
+    check_tokens,
+    inside,
+    integers,
+    lead,
+    need_form,
+    pack,
+    place_of_equals,
+    places,
+    split,
+    to_digits,
+)
 from loopinterp.tasks.task import or_text, spell, until
 from loopinterp.tasks.token_by_token import TokenByToken
 

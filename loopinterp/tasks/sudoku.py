@@ -14,8 +14,7 @@ from pydantic import Field
 
 from loopinterp.core.errors import need
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import need_form
-from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
+from loopinterp.tasks.sampling import Sampler, check_tokens, coins, need_form, uniform
 from loopinterp.tasks.task import IGNORE, Batch, or_text, spell_grid
 
 if TYPE_CHECKING:

@@ -16,8 +16,16 @@ from loopinterp.core.errors import ConfigError, need, unknown_name
 from loopinterp.core.settings import settings
 from loopinterp.tasks.addition import Multiplication, TokenAddition
 from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, UniqueSet
-from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, put
-from loopinterp.tasks.sampling import Sampler, check_tokens, inside
+from loopinterp.tasks.sampling import (
+    Sampler,
+    check_tokens,
+    cut,
+    inside,
+    join,
+    need_form,
+    place_of_equals,
+    put,
+)
 from loopinterp.tasks.task import IGNORE, Batch, or_text, until
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopinterp.tasks.rows import (
+from loopinterp.tasks.sampling import (
     carry_over,
     cut,
     join,
