@@ -29,10 +29,9 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.models.addresses import SiteMap, Sites
 from loopinterp.models.attention import attend
 from loopinterp.models.layers import tapped_norm
-from loopinterp.models.placement import call, placed, stored
+from loopinterp.models.placement import call, placed, stored, with_weights
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
-from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Int

@@ -25,13 +25,13 @@ from loopinterp.models.placement import (
     need_whole_layers,
     placed,
     stored,
+    with_weights,
 )
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import device_of
 from loopinterp.models.run import HookedRun
 from loopinterp.models.run_inputs import LoopRule, check_tokens, refuse
 from loopinterp.models.taps import SILENT, Tap
-from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

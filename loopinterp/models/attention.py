@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import nn
 
+from loopinterp.models.placement import LinearMap, change_of, weights_of, with_weights
 from loopinterp.models.positions import NARROW, AttentionContext, rotate
 from loopinterp.models.taps import SILENT, Tap
-from loopinterp.models.weights import LinearMap, change_of, weights_of, with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -25,9 +25,9 @@ from loopinterp.core.storage import (
     write_tensors,
 )
 from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.placement import need_plain
 from loopinterp.models.protocol import every_tensor
 from loopinterp.models.run_inputs import check_dtype, refuse
-from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
     from torch import Tensor

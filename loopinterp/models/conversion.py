@@ -15,10 +15,10 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.iteration import bind
+from loopinterp.models.placement import need_plain
 from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, takes_loop
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
 from loopinterp.models.transformer import LoopedTransformer
-from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer

@@ -14,9 +14,9 @@ from torch import nn
 
 from loopinterp.models.attention import Attention
 from loopinterp.models.config import FORKS
+from loopinterp.models.placement import LinearMap, apply_norm, weights_of
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import SILENT, Tap
-from loopinterp.models.weights import LinearMap, apply_norm, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float

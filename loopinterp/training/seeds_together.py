@@ -12,8 +12,8 @@ from torch import nn
 from torch.func import functional_call
 
 from loopinterp.core.errors import InputError
+from loopinterp.models.placement import need_unchanged
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.weights import need_unchanged
 from loopinterp.training.device import send
 
 if TYPE_CHECKING:
