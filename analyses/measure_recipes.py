@@ -29,7 +29,7 @@ from joblib import Parallel, delayed
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.storage import read_json_object, write_json
-from loopinterp.models.run_inputs import shifted_loops
+from loopinterp.models.protocol import shifted_loops
 from loopinterp.tasks import Task
 from loopinterp.training import (
     EvaluationResult,

@@ -36,8 +36,16 @@ from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.checkpoints import HUB
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.protocol import CheckedModel, LoopedModel, declared, need_model, rule_of
-from loopinterp.models.run_inputs import check_dtype, check_loops, refuse
+from loopinterp.models.protocol import (
+    CheckedModel,
+    LoopedModel,
+    check_dtype,
+    check_loops,
+    declared,
+    need_model,
+    refuse,
+    rule_of,
+)
 from loopinterp.models.taps import NO_TAPS, Taps
 
 if TYPE_CHECKING:

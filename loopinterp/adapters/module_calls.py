@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
-from loopinterp.models.protocol import need_evaluation
-from loopinterp.models.run_inputs import TOKEN_TYPES, spell
+from loopinterp.models.protocol import TOKEN_TYPES, need_evaluation, spell
 
 if TYPE_CHECKING:
     from torch import Tensor

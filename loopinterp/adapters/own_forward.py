@@ -27,7 +27,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes, SiteMap
 from loopinterp.models.placement import stored
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.run_inputs import spell
+from loopinterp.models.protocol import spell
 from loopinterp.models.taps import NO_TAPS, SILENT, Taps
 
 if TYPE_CHECKING:

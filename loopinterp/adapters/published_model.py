@@ -28,9 +28,8 @@ from loopinterp.models.placement import (
     with_weights,
 )
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.protocol import device_of
+from loopinterp.models.protocol import LoopRule, check_tokens, device_of, refuse
 from loopinterp.models.run import HookedRun
-from loopinterp.models.run_inputs import LoopRule, check_tokens, refuse
 from loopinterp.models.taps import SILENT, Tap
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from loopinterp.adapters.repeated_calls import (
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.run_inputs import need_examples, spell
+from loopinterp.models.protocol import need_examples, spell
 from loopinterp.models.taps import NO_TAPS, Taps, no_fast_path
 
 if TYPE_CHECKING:

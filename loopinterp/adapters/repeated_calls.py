@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 from loopinterp.adapters.module_calls import Call, Slot, is_floats
 from loopinterp.adapters.own_forward import Block, OwnForward, Recording, RepeatedLoop, slots_of
 from loopinterp.core.errors import InputError, unknown_name
-from loopinterp.models.run_inputs import spell
+from loopinterp.models.protocol import spell
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json_object
 from loopinterp.lenses.lens_fits import FITTED, LensName
 from loopinterp.models.checkpoints import HUB
-from loopinterp.models.run_inputs import refuse
+from loopinterp.models.protocol import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,12 +18,12 @@ from .iteration import bind as bind
 from .iteration import iterate as iterate
 from .iteration import states_at as states_at
 from .protocol import LoopedModel as LoopedModel
+from .protocol import LoopRule as LoopRule
 from .protocol import OptionalProperties as OptionalProperties
 from .protocol import describe_model as describe_model
 from .protocol import device_of as device_of
 from .protocol import reach as reach
 from .run import HookedRun as HookedRun
-from .run_inputs import LoopRule as LoopRule
 from .stopped_run import LoopView as LoopView
 from .stopped_run import Stopped as Stopped
 from .stopped_run import StoppingRule as StoppingRule

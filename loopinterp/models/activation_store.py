@@ -35,9 +35,8 @@ from loopinterp.core.storage import (
 )
 from loopinterp.models.addresses import nbytes
 from loopinterp.models.generation import padded_prompts
-from loopinterp.models.protocol import describe_model, device_of
+from loopinterp.models.protocol import check_dtype, describe_model, device_of
 from loopinterp.models.run import HookedRun
-from loopinterp.models.run_inputs import check_dtype
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from loopinterp.core.errors import InputError
-from loopinterp.models.run_inputs import TOKEN_TYPES
+from loopinterp.models.protocol import TOKEN_TYPES
 from loopinterp.models.taps import Recorder, Taps
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from loopinterp.models.attribution import Attributable, attribute_logit, need_ow
 from loopinterp.models.checkpoints import read_activations, read_index, write_activations
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.placement import need_plain
-from loopinterp.models.run_inputs import check_dtype
+from loopinterp.models.protocol import check_dtype
 from loopinterp.models.taps import RunReadout
 from loopinterp.models.transformer_lens_calls import DIRECT_WRITES, Needs
 

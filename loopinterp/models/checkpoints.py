@@ -26,8 +26,7 @@ from loopinterp.core.storage import (
 )
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.placement import need_plain
-from loopinterp.models.protocol import every_tensor
-from loopinterp.models.run_inputs import check_dtype, refuse
+from loopinterp.models.protocol import check_dtype, every_tensor, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor

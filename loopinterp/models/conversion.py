@@ -16,8 +16,15 @@ from loopinterp.core.text import say
 from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.iteration import bind
 from loopinterp.models.placement import need_plain
-from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, takes_loop
-from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
+from loopinterp.models.protocol import (
+    TOKEN_TYPES,
+    CheckedModel,
+    check_tokens,
+    declared,
+    device_of,
+    need_model,
+    takes_loop,
+)
 from loopinterp.models.transformer import LoopedTransformer
 
 if TYPE_CHECKING:

@@ -18,17 +18,19 @@ from loopinterp.core.settings import Seed
 from loopinterp.models.addresses import Index
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.positions import check_length
-from loopinterp.models.protocol import device_of, need_causal, need_model
-from loopinterp.models.run import HookedRun
-from loopinterp.models.run_inputs import (
+from loopinterp.models.protocol import (
     TOKEN_TYPES,
     check_dtype,
     check_ends,
     check_loops,
     check_tokens,
+    device_of,
+    need_causal,
+    need_model,
     refuse,
     spell,
 )
+from loopinterp.models.run import HookedRun
 from loopinterp.models.stopped_run import StoppingRule
 from loopinterp.models.stopping import Fixed, LengthLine
 from loopinterp.models.token_runs import CachedRun, RecomputedRun, TokenRecorder, TokenStops

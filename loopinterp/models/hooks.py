@@ -26,7 +26,7 @@ from transformer_lens.HookedRootModule import HookedRootModule
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError
 from loopinterp.models.addresses import Address, AddressBook, Index, Key, flat_names, nbytes
-from loopinterp.models.run_inputs import LoopRule, check_dtype, check_ends, check_loops, spell
+from loopinterp.models.protocol import LoopRule, check_dtype, check_ends, check_loops, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int

@@ -19,8 +19,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
-from loopinterp.models.protocol import CheckedModel, declared, need_model
-from loopinterp.models.run_inputs import need_examples
+from loopinterp.models.protocol import CheckedModel, declared, need_examples, need_model
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -17,7 +17,7 @@ from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
+from loopinterp.models.protocol import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import TransformerLensCalls, refuse_options
 

@@ -15,7 +15,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.iteration import Iteration, bind, computing_dtype, is_coarse, rounding_of
-from loopinterp.models.run_inputs import check_ends, check_logits, spell
+from loopinterp.models.protocol import check_ends, check_logits, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

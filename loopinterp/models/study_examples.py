@@ -10,15 +10,16 @@ import torch
 from loopinterp.core.errors import InputError, check_integer, describe_tensor
 from loopinterp.models.iteration import bind, need_repeatable
 from loopinterp.models.protocol import (
+    check_loops,
     declared,
     device_of,
     need_causal,
+    need_examples,
     need_model,
     need_weights,
     own_depth,
     rule_of,
 )
-from loopinterp.models.run_inputs import check_loops, need_examples
 from loopinterp.tasks.sampling import as_batch
 from loopinterp.tasks.token_by_token import TokenByToken
 

@@ -19,9 +19,8 @@ from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import check_returned
 from loopinterp.models.iteration import bind, check_finite
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.protocol import declared
+from loopinterp.models.protocol import check_logits, declared, refuse
 from loopinterp.models.run import HookedRun
-from loopinterp.models.run_inputs import check_logits, refuse
 from loopinterp.models.stopped_run import StoppingRule, first_view
 from loopinterp.models.taps import NO_TAPS, Recorder, RunReadout, Taps
 

@@ -25,7 +25,7 @@ from loopinterp.models.positions import (
     grid_width,
     score_mask,
 )
-from loopinterp.models.run_inputs import check_each, check_features, check_tokens, refuse
+from loopinterp.models.protocol import check_each, check_features, check_tokens, refuse
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
 

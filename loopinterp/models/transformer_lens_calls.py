@@ -15,7 +15,7 @@ from torch import nn
 
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.run_inputs import TOKEN_TYPES, spell
+from loopinterp.models.protocol import TOKEN_TYPES, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Float

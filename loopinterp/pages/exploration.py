@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from loopinterp.core.results import Finding, Result, findings_of
 from loopinterp.figures.circuit_graph import script_json, security_policy
-from loopinterp.models.run_inputs import refuse
+from loopinterp.models.protocol import refuse
 from loopinterp.pages.assets import page_script, read_asset
 
 _FIT = """new ResizeObserver(() => {

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from loopinterp.core.errors import need
-from loopinterp.models.run_inputs import shifted_loops
+from loopinterp.models.protocol import shifted_loops
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.config import OptimiserConfig
 from loopinterp.training.device import send

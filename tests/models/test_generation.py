@@ -30,7 +30,7 @@ from loopinterp.models import (
     run_until,
     token_runs,
 )
-from loopinterp.models.run_inputs import LoopRule
+from loopinterp.models.protocol import LoopRule
 from tests.models.variants import VARIANTS, build
 from tests.refusals import naming
 

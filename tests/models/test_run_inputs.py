@@ -11,7 +11,7 @@ import torch
 
 from loopinterp.core.errors import MOST_LOOPS, HookError, InputError
 from loopinterp.models import LoopedTransformer, LoopRule, bind, iterate, run_until
-from loopinterp.models.run_inputs import check_dtype, check_ends, loop_span
+from loopinterp.models.protocol import check_dtype, check_ends, loop_span
 from loopinterp.models.stopping import Fixed
 from tests.models.variants import VARIANTS, build, some_inputs
 from tests.refusals import naming
