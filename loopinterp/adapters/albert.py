@@ -27,8 +27,7 @@ from loopinterp.adapters.published_model import (
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.models.addresses import SiteMap, Sites
-from loopinterp.models.attention import attend
-from loopinterp.models.layers import tapped_norm
+from loopinterp.models.layers import attend, tapped_norm
 from loopinterp.models.placement import call, placed, stored, with_weights
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps

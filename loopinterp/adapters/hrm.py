@@ -23,7 +23,7 @@ from loopinterp.adapters.published_model import (
     split_heads,
 )
 from loopinterp.core.errors import InputError
-from loopinterp.models.attention import attend
+from loopinterp.models.layers import attend
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 

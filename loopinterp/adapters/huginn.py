@@ -29,7 +29,7 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
 from loopinterp.models.addresses import SiteMap, norm_sites
-from loopinterp.models.attention import attend
+from loopinterp.models.layers import attend
 from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext, rotate
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps

@@ -26,7 +26,7 @@ from loopinterp.adapters.published_model import (
 )
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
-from loopinterp.models.attention import attend
+from loopinterp.models.layers import attend
 from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from loopinterp.models.attention import NEAR, attend_near
+from loopinterp.models.layers import NEAR, attend_near
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import declared, reach
 

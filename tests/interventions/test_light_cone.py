@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loopinterp.interventions.light_cone import Change, LightCone
 from loopinterp.interventions.patching import patching_sweep
 from loopinterp.models import LoopedTransformer, WithVocabulary, bind
-from loopinterp.models.attention import attend_near
+from loopinterp.models.layers import attend_near
 from loopinterp.models.positions import attention_context
 from tests.models.variants import VARIANTS, build, some_inputs
 
