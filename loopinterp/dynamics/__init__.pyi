@@ -37,6 +37,7 @@ from .local_stability import local_stability_study as local_stability_study
 from .local_stability import lyapunov_exponents as lyapunov_exponents
 from .local_stability import transient_growth as transient_growth
 from .measures import ContractionRates as ContractionRates
+from .measures import LoopMeasures as LoopMeasures
 from .measures import contraction_rates as contraction_rates
 from .measures import correctness as correctness
 from .measures import distance_to_limit as distance_to_limit
@@ -46,8 +47,10 @@ from .measures import readout_entropy as readout_entropy
 from .measures import readout_kl as readout_kl
 from .measures import readout_margin as readout_margin
 from .measures import relative_residual as relative_residual
+from .measures import run_loops as run_loops
 from .measures import settling_time as settling_time
 from .measures import stable_from as stable_from
+from .measures import stream_measures as stream_measures
 from .measures import update_cosine as update_cosine
 from .reachability import ReachabilityResult as ReachabilityResult
 from .reachability import reachability_study as reachability_study
@@ -59,9 +62,6 @@ from .regimes import SettlingClasses as SettlingClasses
 from .regimes import SettlingCriteria as SettlingCriteria
 from .regimes import classify_regimes as classify_regimes
 from .regimes import classify_settling as classify_settling
-from .runs import LoopMeasures as LoopMeasures
-from .runs import run_loops as run_loops
-from .runs import stream_measures as stream_measures
 from .solvers import Anderson as Anderson
 from .solvers import Broyden as Broyden
 from .solvers import NewtonKrylov as NewtonKrylov

@@ -28,8 +28,14 @@ from loopinterp.dynamics.limits import (
     limit_distances,
     other_starts,
 )
-from loopinterp.dynamics.measures import check_finite_state, check_shape
-from loopinterp.dynamics.runs import Counted, chunks, counted_examples, limit_study
+from loopinterp.dynamics.measures import (
+    Counted,
+    check_finite_state,
+    check_shape,
+    chunks,
+    counted_examples,
+    limit_study,
+)
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 

@@ -20,8 +20,14 @@ from loopinterp.core.settings import Seed
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import Linearised, jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
-from loopinterp.dynamics.measures import likeliest, share_of_size
-from loopinterp.dynamics.runs import Counted, chunks, counted_examples, limit_study
+from loopinterp.dynamics.measures import (
+    Counted,
+    chunks,
+    counted_examples,
+    likeliest,
+    limit_study,
+    share_of_size,
+)
 from loopinterp.dynamics.solvers import Anderson, Status
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map

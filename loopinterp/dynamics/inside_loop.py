@@ -18,12 +18,16 @@ from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import (
     check_finite,
+    chunks,
     correctness,
+    counted_examples,
     exact_match,
+    gather,
     likeliest,
+    limit_study,
     share_of_size,
+    usual_loops,
 )
-from loopinterp.dynamics.runs import chunks, counted_examples, gather, limit_study, usual_loops
 from loopinterp.models.protocol import need_hooks
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.text import ShortRepr
-from loopinterp.dynamics.measures import check_finite_state, check_shape
-from loopinterp.dynamics.runs import chunks
+from loopinterp.dynamics.measures import check_finite_state, check_shape, chunks
 from loopinterp.models.iteration import Iteration
 from loopinterp.models.taps import no_fast_path, recording_gradients
 

@@ -26,7 +26,7 @@ from loopinterp.dynamics.limits import (
     noise_like,
     other_starts,
 )
-from loopinterp.dynamics.runs import Counted, counted_examples, limit_study
+from loopinterp.dynamics.measures import Counted, counted_examples, limit_study
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 

@@ -19,8 +19,15 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics.measures import correctness, exact_match
-from loopinterp.dynamics.runs import AfterLoops, beside_float32, chunks, gather, stream_measures
+from loopinterp.dynamics.measures import (
+    AfterLoops,
+    beside_float32,
+    chunks,
+    correctness,
+    exact_match,
+    gather,
+    stream_measures,
+)
 from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.protocol import need_model
 from loopinterp.models.stopped_run import first_ready, run_frozen, score_loops

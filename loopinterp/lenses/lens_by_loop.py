@@ -15,8 +15,7 @@ from loopinterp.core.errors import InputError, check_integer, need_distinct
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics.measures import stable_from
-from loopinterp.dynamics.runs import AfterLoops, beside_float32, chunks, gather
+from loopinterp.dynamics.measures import AfterLoops, beside_float32, chunks, gather, stable_from
 from loopinterp.lenses.fitted_lens import (
     STATE,
     LoopResidual,

@@ -13,7 +13,7 @@ from loopinterp.core.errors import GREATEST_SEED, InputError, check_choice, chec
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.dynamics.jacobian import position_mask
-from loopinterp.dynamics.runs import chunks
+from loopinterp.dynamics.measures import chunks
 from loopinterp.lenses.fitted_lens import (
     EVERYWHERE,
     FittedLens,

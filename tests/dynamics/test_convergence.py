@@ -195,7 +195,7 @@ def _transformer_batch() -> tuple[LoopedTransformer, Batch]:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = _transformer_batch()
     full = convergence_study(model, batch, n_loops=15, n_spectral=4)
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 3 * 16 * 6 * 64)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 3 * 16 * 6 * 64)
     parts = convergence_study(model, batch, n_loops=15, n_spectral=4)
     for name in ConvergenceResult.VARIABLES.keys() - ConvergenceResult.OPTIONAL:
         np.testing.assert_allclose(

@@ -110,7 +110,7 @@ def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     model = LinearModel(0.5 * torch.eye(2), threshold=1.9)
     full = extrapolation_study(model, batch_of_ones(n_examples=5))
     assert full.n_loops == 10 * 4
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 2 * 4 * 3 * 2 * 4)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 2 * 4 * 3 * 2 * 4)
     parts = extrapolation_study(model, batch_of_ones(n_examples=5))
     assert parts.data.equals(full.data)
     loaded = load_result(full.save(tmp_path))

@@ -100,7 +100,7 @@ def test_layers_are_followed_over_the_same_loops(
 def test_parts_of_a_batch_give_the_same(
     transformer: LoopedTransformer, result: GeometryResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 1)
     parts = geometry_study(transformer, Addition(), n=3, batch_size=4, n_loops=24, n_trajectories=2)
     assert parts.data.sizes == result.data.sizes
     for name in result.data.data_vars:
@@ -153,7 +153,7 @@ def test_orbits_drift_without_limits_and_a_blow_up_is_not_known() -> None:
 
 
 def test_states_of_many_examples_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 20_000)
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 
@@ -163,7 +163,7 @@ def test_states_of_many_examples_are_not_held_together(monkeypatch: pytest.Monke
         alive.append(sum(ref() is not None for ref in made))
         return states
 
-    monkeypatch.setattr("loopinterp.dynamics.runs.run_loops", run)
+    monkeypatch.setattr("loopinterp.dynamics.measures.run_loops", run)
     geometry_study(LinearModel(0.5 * torch.eye(2)), batch(200), n_loops=20, n_trajectories=1)
     # Besides those just made, at most those of the part before.
     assert len(made) > 5 and max(alive) <= 2

@@ -64,7 +64,7 @@ def test_the_study_against_patterns_and_logits_of_the_model(
     expected = (right | (batch.targets < 0)).all(dim=1)
     assert exact.sel(loop=3).values.tolist() == expected.tolist()
 
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 1)
     parts = attention_stabilisation_study(model, batch, n_loops=6)
     np.testing.assert_allclose(parts.data["change"], change, atol=1e-6)
     loaded = load_result(result.save(tmp_path))

@@ -15,7 +15,7 @@ from loopinterp.dynamics import (
     stream_measures,
     update_cosine,
 )
-from loopinterp.dynamics.runs import chunks
+from loopinterp.dynamics.measures import chunks
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from tests.dynamics.toys import LinearModel, MapModel, rotation
 

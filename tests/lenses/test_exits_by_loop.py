@@ -180,7 +180,7 @@ def test_with_inputs_alone_right_is_what_the_last_loop_says() -> None:
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = scripted()
     full = exit_study(model, batch)
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 1)
     parts = exit_study(model, batch)
     for name, values in full.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-5)

@@ -94,7 +94,7 @@ def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.Mo
     model, batch = scripted()
     options = {"rules": RULES, "gate": lambda h: h[..., 0] / 9, "per": "token", "frozen": True}
     full = exit_study(model, batch, **options)
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 1)
     parts = exit_study(model, batch, **options)
     for name, values in full.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-5)

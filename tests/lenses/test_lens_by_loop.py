@@ -196,7 +196,7 @@ def test_right_answers_are_wanted_where_they_are_known() -> None:
 
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     full = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 1)
     parts = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
     for name, values in full.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-4, atol=1e-6)

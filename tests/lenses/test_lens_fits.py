@@ -236,7 +236,7 @@ def test_positions_are_those_of_source_and_target() -> None:
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = transformer("loop norm"), tokens()
     full = fit_jacobian_lens(model, x, n_loops=3, centred=True)
-    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.measures.CHUNK_BYTES", 1)
     parts = fit_jacobian_lens(model, x, n_loops=3, centred=True)
     torch.testing.assert_close(parts.matrix, full.matrix, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(parts.offset, full.offset, atol=1e-5, rtol=1e-4)
