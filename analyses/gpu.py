@@ -243,7 +243,7 @@ def _speed(config: TrainingConfig, runs: Sequence[Run], small: bool) -> dict[str
     """Of all seeds together, over the whole training; and the share of the peak at its end."""
     from analyses.benchmarks.timing import compare
     from loopinterp.training import CurriculumConfig, Trainer
-    from loopinterp.training.seeds_together import advance_together
+    from loopinterp.training.seeds import advance_together
 
     steps = config.steps / math.fsum(one.seconds for one in runs)
     if config.curriculum.kind != "none":

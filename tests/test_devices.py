@@ -39,7 +39,7 @@ from loopinterp.decompiler.evidence import judged_lengths
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, generate
 from loopinterp.tasks import Addition, Batch
 from loopinterp.training import Trainer, TrainingConfig
-from loopinterp.training.seeds_together import advance_together, read
+from loopinterp.training.seeds import advance_together, read
 from loopinterp.zoo import pretrained_run
 from tests.adapters.kinds import KINDS
 from tests.pretend_gpu import DEVICE, OnDevice, WouldWait, no_waiting, pretend_gpu

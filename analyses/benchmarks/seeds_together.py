@@ -13,7 +13,7 @@ from itertools import product
 
 from analyses.benchmarks.timing import compare, parser, settle, show
 from loopinterp.training import RECIPES, CurriculumConfig, Trainer
-from loopinterp.training.seeds_together import advance_together
+from loopinterp.training.seeds import advance_together
 
 SEEDS = range(5)
 ADDITION = RECIPES["addition"].replace(batch_size=32)

@@ -24,9 +24,9 @@ from .recipes import apply_settings as apply_settings
 from .recipes import get_recipe as get_recipe
 from .recipes import list_recipes as list_recipes
 from .run import Run as Run
-from .seed_summary import SeedSummary as SeedSummary
-from .seed_summary import SweepResult as SweepResult
-from .seed_summary import summarise_seeds as summarise_seeds
+from .seeds import SeedSummary as SeedSummary
+from .seeds import SweepResult as SweepResult
+from .seeds import summarise_seeds as summarise_seeds
 from .sweep import run_sweep as run_sweep
 from .sweep_file import Sweep as Sweep
 from .sweep_file import SweepEvaluation as SweepEvaluation

@@ -53,7 +53,7 @@ from loopinterp.training.run import (
     reading_counters,
     snapshot_folder,
 )
-from loopinterp.training.seeds_together import advance_together, read
+from loopinterp.training.seeds import advance_together, read
 from loopinterp.training.trainer import Trainer
 
 

@@ -17,7 +17,7 @@ from loopinterp.training.evaluation_figures import (
     unmeasured,
     where_lowest,
 )
-from loopinterp.training.seed_summary import SeedSummary, SweepResult, mean_and_error
+from loopinterp.training.seeds import SeedSummary, SweepResult, mean_and_error
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -23,7 +23,7 @@ from loopinterp.training.device import cpu_threads
 from loopinterp.training.evaluation import EvaluationResult, evaluate
 from loopinterp.training.fitting import check_same, train
 from loopinterp.training.run import CHECKPOINT, CONFIG, Run
-from loopinterp.training.seed_summary import SweepResult, gather
+from loopinterp.training.seeds import SweepResult, gather
 from loopinterp.training.sweep_file import Sweep, SweepEvaluation
 
 T = TypeVar("T")

@@ -38,7 +38,7 @@ from loopinterp.models import LoopedTransformer
 from loopinterp.tasks import AbacusAddition
 from loopinterp.training import Run, Trainer, fitting
 from loopinterp.training import trainer as trainer_module
-from loopinterp.training.seeds_together import advance_together
+from loopinterp.training.seeds import advance_together
 from tests.pretend_gpu import DEVICE, pretend_gpu
 from tests.warm_python import WarmPython
 

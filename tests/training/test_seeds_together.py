@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.core.errors import ConfigError
 from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
-from loopinterp.training.seeds_together import (
+from loopinterp.training.seeds import (
     advance_together,
     read,
 )
