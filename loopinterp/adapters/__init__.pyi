@@ -5,14 +5,14 @@ from .adapt import load_published as load_published
 from .adapt import load_tokenizer as load_tokenizer
 from .adapt import tokenize as tokenize
 from .albert import AlbertAdapter as AlbertAdapter
+from .albert import phoneme_tokens as phoneme_tokens
+from .albert import phoneme_words as phoneme_words
 from .architectures import AdaptedModelConfig as AdaptedModelConfig
 from .architectures import keep_outputs as keep_outputs
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter
 from .huginn import HuginnAdapter as HuginnAdapter
 from .huginn import RetrofittedAdapter as RetrofittedAdapter
-from .kokoro import phoneme_tokens as phoneme_tokens
-from .kokoro import phoneme_words as phoneme_words
 from .llama_loops import NanbeigeAdapter as NanbeigeAdapter
 from .llama_loops import OuroAdapter as OuroAdapter
 from .nested_loops import HRMTextAdapter as HRMTextAdapter

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from loopinterp.adapters.albert import AlbertAdapter
+from loopinterp.adapters.albert import PHONEME_PAD, PLBERT, AlbertAdapter, load_plbert
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
 from loopinterp.adapters.huginn import HuginnAdapter, RetrofittedAdapter
-from loopinterp.adapters.kokoro import PHONEME_PAD, PLBERT, load_plbert
 from loopinterp.adapters.llama_loops import NanbeigeAdapter, OuroAdapter
 from loopinterp.adapters.module_calls import (
     Modules,
