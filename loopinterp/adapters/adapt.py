@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from loopinterp.adapters.albert import PHONEME_PAD, PLBERT, AlbertAdapter, load_plbert
-from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
+from loopinterp.adapters.hrm import (
+    HRMAdapter,
+    TRMAdapter,
+    is_puzzle_checkpoint,
+    read_puzzle_checkpoint,
+)
 from loopinterp.adapters.huginn import HuginnAdapter, RetrofittedAdapter
 from loopinterp.adapters.llama_loops import NanbeigeAdapter, OuroAdapter
 from loopinterp.adapters.module_calls import (
@@ -28,7 +33,6 @@ from loopinterp.adapters.own_forward import (
     outermost_layers,
     slots_of,
 )
-from loopinterp.adapters.puzzle_checkpoints import is_puzzle_checkpoint, read_puzzle_checkpoint
 from loopinterp.adapters.repeated import RepeatedAdapter
 from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import InputError, unknown_name
