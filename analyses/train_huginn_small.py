@@ -40,8 +40,12 @@ from analyses.small_language_models import (
 from analyses.train_ouro_small import N_LOOPS as OURO_LOOPS
 from analyses.train_ouro_small import stage_one
 from loopinterp.adapters import adapt, keep_outputs
-from loopinterp.adapters.plain.huginn import RavenConfig, RavenForCausalLM
-from loopinterp.adapters.plain.ouro import OuroConfig, OuroForCausalLM
+from loopinterp.adapters.plain.language_models import (
+    OuroConfig,
+    OuroForCausalLM,
+    RavenConfig,
+    RavenForCausalLM,
+)
 from loopinterp.tasks import IGNORE, Batch
 
 MEAN_LOOPS, SPREAD, LIVE = 8, 0.5, 4

@@ -31,7 +31,7 @@ from analyses.ouro_small_results import FILES, PAGE, STAGES, as_tables, measure
 from analyses.small_language_models import LENGTH, TASK, Hops, fit
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
 from loopinterp.adapters import adapt, keep_outputs
-from loopinterp.adapters.plain.ouro import OuroConfig, OuroForCausalLM
+from loopinterp.adapters.plain.language_models import OuroConfig, OuroForCausalLM
 from loopinterp.tasks import Batch
 
 N_LOOPS = 4

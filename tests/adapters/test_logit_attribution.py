@@ -20,8 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
 from loopinterp.adapters.plain import hrm as plain_hrm
-from loopinterp.adapters.plain.huginn import RMSNorm
-from loopinterp.adapters.plain.ouro import OuroRMSNorm
+from loopinterp.adapters.plain.language_models import OuroRMSNorm, RMSNorm
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedCache, for_logit_attribution
 from tests.adapters.kinds import KINDS, tokens_of

@@ -18,7 +18,7 @@ from analyses.ouro_small_results import FILES, PAGE, as_tables, measure
 from analyses.small_language_models import TASK, fresh
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from loopinterp.adapters import adapt
-from loopinterp.adapters.plain.ouro import OuroForCausalLM
+from loopinterp.adapters.plain.language_models import OuroForCausalLM
 from tests.adapters.published.ouro import native
 
 

@@ -31,7 +31,7 @@ WORDS = ["the", "cat", "sat", "on", "mat", ".", *HOSTILE]
 
 OURO = """
 from transformers import PretrainedConfig, PreTrainedModel
-from loopinterp.adapters.plain.ouro import OuroConfig, OuroRotaryEmbedding
+from loopinterp.adapters.plain.language_models import OuroConfig, OuroRotaryEmbedding
 from tests.adapters.published import ouro
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from loopinterp.adapters.plain.huginn import RavenConfig, RavenForCausalLM
+from loopinterp.adapters.plain.language_models import RavenConfig, RavenForCausalLM
 
 
 def tiny(seed: int = 0, **sizes: int) -> RavenForCausalLM:

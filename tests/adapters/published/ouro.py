@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from loopinterp.adapters.plain.ouro import OuroConfig, OuroForCausalLM
+from loopinterp.adapters.plain.language_models import OuroConfig, OuroForCausalLM
 
 
 def tiny(seed: int = 0, **sizes: int) -> OuroForCausalLM:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from loopinterp.adapters.plain.huginn import GatedMLP, RavenConfig, RMSNorm
+from loopinterp.adapters.plain.language_models import GatedMLP, RavenConfig, RMSNorm
 from tests.adapters.published.huginn import native
 
 __all__ = ["native", "tiny"]
