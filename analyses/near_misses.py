@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from loopinterp.benchmark.false_names import false_names_study
+from loopinterp.benchmark.ground_truth import false_names_study
 from loopinterp.compiler import distract, permute, rotate
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 register_kind("activation-patching", "loopinterp.interventions.patching", "program")
 register_kind("edges", "loopinterp.edges.edge_study", "program")
 register_kind("evaluation", "loopinterp.training.evaluation", "generalisation")
-register_kind("false-names", "loopinterp.benchmark.false_names", "ground-truth")
+register_kind("false-names", "loopinterp.benchmark.ground_truth", "ground-truth")
 register_kind("features", "loopinterp.features.feature_study", "program")
 register_kind("operand-grid", "loopinterp.training.evaluation", "generalisation")
 register_kind("probes", "loopinterp.probing.probe_grid", "program")

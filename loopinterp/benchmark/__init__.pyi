@@ -1,10 +1,10 @@
 from .circuit_training import TRAINED as TRAINED
 from .circuit_training import train_to_circuit as train_to_circuit
-from .false_names import FalseNames as FalseNames
-from .false_names import false_names_study as false_names_study
 from .ground_truth import CHECKS as CHECKS
 from .ground_truth import Check as Check
+from .ground_truth import FalseNames as FalseNames
 from .ground_truth import GroundTruth as GroundTruth
+from .ground_truth import false_names_study as false_names_study
 from .ground_truth import ground_truth_study as ground_truth_study
 from .known_models import DISGUISES as DISGUISES
 from .known_models import TRAINED_MODELS as TRAINED_MODELS
