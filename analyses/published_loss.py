@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 
 from analyses.published_settings import PAPER, paper_config
-from loopinterp.core.progress import bar
+from loopinterp.core.text import bar
 from loopinterp.training import Trainer, TrainingConfig, apply_settings
 from tests.training.plain_published import train_plainly
 

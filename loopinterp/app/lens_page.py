@@ -12,9 +12,9 @@ from loopinterp import adapters, lenses, pages, tasks, zoo
 from loopinterp.app.session import open_run
 from loopinterp.core.boundary import Loops, checked, resolve_device
 from loopinterp.core.errors import InputError, need
-from loopinterp.core.progress import showing
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json_object
+from loopinterp.core.text import showing
 from loopinterp.lenses.lens_fits import FITTED, LensName
 from loopinterp.models.checkpoints import HUB
 from loopinterp.models.protocol import refuse

@@ -16,9 +16,9 @@ from loopinterp.comparison.pair_strategies import check_program_list
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import describe_tensor, need
 from loopinterp.core.intervals import ESTIMATE
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.decompiler.exact_reading import (
     Surroundings,
     is_finite,

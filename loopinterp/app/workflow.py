@@ -29,11 +29,11 @@ from loopinterp.app.session import (
 from loopinterp.app.study import spell_skip
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, need, spell_error
-from loopinterp.core.progress import Stages
 from loopinterp.core.results import SUFFIX, load_result
 from loopinterp.core.run_files import MADE, record_how_it_was_made
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json
+from loopinterp.core.text import Stages
 
 if TYPE_CHECKING:
     from loopinterp.app.study import Skip, Study

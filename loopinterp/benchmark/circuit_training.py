@@ -15,8 +15,8 @@ from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import need
-from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN

@@ -38,10 +38,9 @@ from loopinterp.compiler import near_misses
 from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice, need
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.programs import equivalence
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs

@@ -30,7 +30,6 @@ from loopinterp.compiler.circuit import orthonormal
 from loopinterp.compiler.compiled import Compiled, compile_program
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, need, unknown_name
-from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import (
     read_bytes,
@@ -39,7 +38,7 @@ from loopinterp.core.storage import (
     write_json,
     write_tensors,
 )
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.edges.known_edges import program_edges, wiping_edges
 from loopinterp.edges.unrolled_graph import TiedEdge
 from loopinterp.models import LoopedTransformer, iterate

@@ -32,7 +32,7 @@ from loopinterp.cli.shared import (
     study_options,
 )
 from loopinterp.core.errors import InputError, need
-from loopinterp.core.progress import showing
+from loopinterp.core.text import showing
 
 
 @command("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")

@@ -12,8 +12,7 @@ import torch
 
 from loopinterp.comparison.pair_strategies import strata_of
 from loopinterp.comparison.program_runs import Prediction, separations
-from loopinterp.core.progress import track
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.interventions.engine import InterchangeRun, random_change
 from loopinterp.interventions.pairs import Stratum
 from loopinterp.programs.language import UNKNOWN

@@ -12,9 +12,9 @@ from pydantic import PositiveInt
 from loopinterp.comparison.pair_strategies import check_programs
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_integer, need
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.models.iteration import states_at
 from loopinterp.models.protocol import describe_model
 from loopinterp.models.study_examples import examples_for

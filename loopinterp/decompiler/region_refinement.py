@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.core.progress import track
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Trajectories
 from loopinterp.decompiler.table_predictions import (
     ROUNDS,

@@ -14,9 +14,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.core.intervals import share_of, wilson_of
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics.limits import (
     NO_LIMIT,
     OWN_START,

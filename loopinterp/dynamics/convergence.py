@@ -14,9 +14,9 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.intervals import share_of
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics import measures, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run

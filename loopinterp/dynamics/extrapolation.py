@@ -13,9 +13,9 @@ from pydantic import PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics import runs
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.models.iteration import bind, no_autocast

@@ -13,10 +13,9 @@ from pydantic import PositiveFloat, PositiveInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import share_of
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.dynamics import runs
 from loopinterp.dynamics.inside_loop import layer_limits, no_layers
 from loopinterp.dynamics.limits import centre, limits_of_run

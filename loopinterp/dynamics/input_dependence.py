@@ -14,9 +14,9 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
 from loopinterp.core.intervals import bootstrap_ratio
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import Linearised, jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts

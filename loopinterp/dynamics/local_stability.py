@@ -14,10 +14,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import MOST_LOOPS, check_integer
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.dynamics import runs, spectra
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.fixed_point import map_and_start

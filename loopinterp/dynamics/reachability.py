@@ -13,9 +13,9 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import share_of
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics.limits import (
     OWN_START,
     DistinctLimits,

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from loopinterp.core.errors import InputError
-from loopinterp.core.progress import bar, track
+from loopinterp.core.text import bar, track
 from loopinterp.edges.edge_runs import edge_runs
 from loopinterp.interventions.base_and_source import Comparison
 from loopinterp.models.iteration import bind

@@ -12,9 +12,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_choice
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.edges.edge_effects import (
     SHARES,
     STEPS,

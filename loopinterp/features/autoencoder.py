@@ -19,7 +19,6 @@ from loopinterp.core.errors import (
     describe_tensor,
     spell_choices,
 )
-from loopinterp.core.progress import track
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.core.storage import (
     json_default,
@@ -29,6 +28,7 @@ from loopinterp.core.storage import (
     read_tensors_and_metadata,
     write_tensors,
 )
+from loopinterp.core.text import track
 from loopinterp.models.taps import recording_gradients
 
 if TYPE_CHECKING:

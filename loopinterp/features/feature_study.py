@@ -15,9 +15,9 @@ from torch.nn.functional import normalize
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import bootstrap_ratio, mean_estimate
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.features.autoencoder import AutoencoderConfig, SparseAutoencoder
 from loopinterp.features.feature_hooks import site_names
 from loopinterp.interventions.base_and_source import scored_examples

@@ -16,9 +16,9 @@ from pydantic import Field
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer, need_distinct
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.interventions.base_and_source import (
     chosen_loops,
     chosen_positions,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.errors import InputError, check_integer, describe_tensor
-from loopinterp.core.progress import track
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.interventions.light_cone import Change, LightCone, cone_growth
 from loopinterp.interventions.pairs import Sites
 from loopinterp.models import bind, device_of

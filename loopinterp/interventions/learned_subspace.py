@@ -10,8 +10,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch.nn.functional import cross_entropy
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.interventions.engine import principal_subspace
 from loopinterp.models.iteration import bind
 from loopinterp.models.taps import recording_gradients

@@ -13,9 +13,9 @@ from einops import rearrange
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study, tidy
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.interventions.base_and_source import (
     LOOP,
     STATE,

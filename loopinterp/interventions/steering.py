@@ -14,9 +14,9 @@ from pydantic import Field, PositiveInt
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, describe_tensor, need, need_distinct
 from loopinterp.core.intervals import mean_estimate, mean_of, wilson_estimate
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.interventions.base_and_source import (
     Metric,
     chosen_loops,

@@ -16,9 +16,9 @@ import torch
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics.measures import (
     AfterLoops,
     beside_float32,

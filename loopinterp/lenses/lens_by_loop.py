@@ -12,9 +12,9 @@ import torch
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, need_distinct
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics.measures import AfterLoops, beside_float32, chunks, gather, stable_from
 from loopinterp.lenses.fitted_lens import (
     STATE,

@@ -10,8 +10,8 @@ from pydantic import PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import GREATEST_SEED, InputError, check_choice, check_integer
-from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.dynamics.jacobian import position_mask
 from loopinterp.dynamics.measures import chunks
 from loopinterp.lenses.fitted_lens import (

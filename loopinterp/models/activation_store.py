@@ -24,7 +24,6 @@ from torch.utils.data import Dataset
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, HookError, InputError, unknown_name
-from loopinterp.core.progress import track
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
     digest_tensors,
@@ -33,6 +32,7 @@ from loopinterp.core.storage import (
     write_json,
     write_large_tensors,
 )
+from loopinterp.core.text import track
 from loopinterp.models.addresses import nbytes
 from loopinterp.models.generation import padded_prompts
 from loopinterp.models.protocol import check_dtype, describe_model, device_of

@@ -17,8 +17,7 @@ from torch import nn
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
-from loopinterp.core.progress import track
-from loopinterp.core.text import ShortRepr
+from loopinterp.core.text import ShortRepr, track
 from loopinterp.models.protocol import CheckedModel, declared, need_examples, need_model
 
 if TYPE_CHECKING:

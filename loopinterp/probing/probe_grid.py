@@ -14,9 +14,9 @@ import torch
 
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, describe_tensor, need, need_distinct
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.models.iteration import finite_or_zero
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops

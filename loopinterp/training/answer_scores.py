@@ -12,8 +12,8 @@ from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import need
-from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import track
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import device_of, need_model
 from loopinterp.models.stopping import LengthLine

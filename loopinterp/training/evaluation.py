@@ -16,10 +16,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import need
 from loopinterp.core.intervals import ESTIMATE, wilson_estimate
-from loopinterp.core.progress import track
 from loopinterp.core.results import Result, config_hash, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_arrays, write_arrays
+from loopinterp.core.text import track
 from loopinterp.models.iteration import check_increasing
 from loopinterp.models.protocol import describe_model, device_of, own_depth, rule_of
 from loopinterp.models.stopped_run import run_rules

@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 from loopinterp.core.boundary import checked, resolve_device
 from loopinterp.core.errors import ConfigError, InputError, need, need_distinct
-from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
 from loopinterp.core.settings import Seed, Settings, flatten_settings
@@ -27,6 +26,7 @@ from loopinterp.core.storage import (
     write_json,
     write_tensors,
 )
+from loopinterp.core.text import bar
 from loopinterp.models.checkpoints import write_model
 from loopinterp.models.taps import recording_gradients
 from loopinterp.training.config import TrainingConfig

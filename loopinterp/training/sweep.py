@@ -14,10 +14,10 @@ from pydantic import Field
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, need, spell_error
-from loopinterp.core.progress import showing, track
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import Owner, record_training
 from loopinterp.core.storage import in_turn, need_writable, write_bytes, write_json
+from loopinterp.core.text import showing, track
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads
 from loopinterp.training.evaluation import EvaluationResult, evaluate

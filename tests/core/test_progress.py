@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from loopinterp.core import progress
-from loopinterp.core.progress import bar, showing, track
+from loopinterp.core.text import bar, showing, track
 
 
 @pytest.fixture
@@ -78,5 +78,5 @@ def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_importing_it_imports_no_tqdm() -> None:
-    code = "import sys, loopinterp.core.progress; assert 'tqdm' not in sys.modules"
+    code = "import sys, loopinterp.core.text; assert 'tqdm' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

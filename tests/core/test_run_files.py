@@ -13,7 +13,6 @@ import pytest
 from loopinterp import training
 from loopinterp.core import run_files
 from loopinterp.core.errors import CheckpointError, InputError
-from loopinterp.core.progress import Stages
 from loopinterp.core.run_files import (
     MADE,
     LinesDigest,
@@ -30,6 +29,7 @@ from loopinterp.core.storage import (
     read_tensors_and_metadata,
     write_tensors,
 )
+from loopinterp.core.text import Stages
 from loopinterp.pages import read_run
 from loopinterp.training.run import (
     CHECKPOINT,
