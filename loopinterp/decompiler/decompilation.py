@@ -38,11 +38,11 @@ from loopinterp.decompiler.interchange_runs import (
     InterchangeTrajectories,
     Runs,
     depends_elsewhere,
+    unexplained_steps,
 )
 from loopinterp.decompiler.program_writing import program_of
 from loopinterp.decompiler.region_refinement import against_counterexamples, refine
 from loopinterp.decompiler.sharp_values import Experiments, TokenValues, spread_out
-from loopinterp.decompiler.table_predictions import unexplained_steps
 from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.models import device_of
 from loopinterp.models.iteration import need_repeatable
@@ -79,7 +79,7 @@ class Decompiled(ShortRepr):
         evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
             ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over inputs).
         unexplained: Of regions: the transitions at which runs leave ``automaton``
-            (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
+            (:func:`~loopinterp.decompiler.interchange_runs.unexplained_steps`).
         read_at: Lengths that it was recovered at.
         table: Of a model with a state code: all transitions, before merging.
         same_as: The registered program that ``automaton`` equals up to its first guess, if all

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.core.text import ShortRepr, track
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Trajectories
-from loopinterp.decompiler.table_predictions import (
+from loopinterp.decompiler.interchange_runs import (
     ROUNDS,
     DrawRuns,
+    InterchangeTrajectories,
     TablePrediction,
+    Trajectories,
     count_table,
     most_common,
     repaired_on_draws,

@@ -11,9 +11,8 @@ import torch
 from loopinterp.compiler import compile_program
 from loopinterp.decompiler import decompile
 from loopinterp.decompiler.evidence import TRAJECTORY
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
+from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs, TablePrediction
 from loopinterp.decompiler.region_refinement import _Refinement, refine
-from loopinterp.decompiler.table_predictions import TablePrediction
 from loopinterp.programs import get_program
 from loopinterp.programs.equivalence import inputs_of
 from loopinterp.tasks import Addition, get_task

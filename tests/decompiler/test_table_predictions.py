@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from loopinterp.compiler import compile_program
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
-from loopinterp.decompiler.region_refinement import _Refinement, refine
-from loopinterp.decompiler.table_predictions import (
+from loopinterp.decompiler.interchange_runs import (
+    InterchangeTrajectories,
+    Runs,
     TablePrediction,
     n_wrong,
     repaired,
     repaired_on_draws,
     unexplained_steps,
 )
+from loopinterp.decompiler.region_refinement import _Refinement, refine
 from loopinterp.decompiler.transition_table import TransitionTable
 from loopinterp.interventions.pairs import balanced_pairs
 from loopinterp.programs import (
