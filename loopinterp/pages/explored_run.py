@@ -16,7 +16,7 @@ from loopinterp.dynamics.measures import relative_residual
 from loopinterp.pages.exploration import NOT_SAID, Exploration
 from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight, postorder
 from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.typed_examples import answer_words, token_words, words_at
+from loopinterp.tasks.task_registry import answer_words, token_words, words_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

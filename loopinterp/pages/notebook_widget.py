@@ -32,7 +32,7 @@ from loopinterp.pages.explored_run import (
     spell_choice,
 )
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.typed_examples import typed_example
+from loopinterp.tasks.task_registry import typed_example
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

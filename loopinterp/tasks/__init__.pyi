@@ -31,8 +31,8 @@ from .task import Task as Task
 from .task_registry import get_task as get_task
 from .task_registry import list_tasks as list_tasks
 from .task_registry import register_task as register_task
+from .task_registry import token_words as token_words
+from .task_registry import typed_example as typed_example
+from .task_registry import words_at as words_at
 from .token_by_token import NextToken as NextToken
 from .token_by_token import TokenByToken as TokenByToken
-from .typed_examples import token_words as token_words
-from .typed_examples import typed_example as typed_example
-from .typed_examples import words_at as words_at

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.tasks import IGNORE, Batch, PHop, token_words, typed_example
-from loopinterp.tasks.typed_examples import answer_words
+from loopinterp.tasks.task_registry import answer_words
 from tests.tasks.answers import hop_back
 
 

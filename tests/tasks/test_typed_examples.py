@@ -22,7 +22,7 @@ from loopinterp.tasks import (
 )
 from loopinterp.tasks.chess import ChessPuzzles, read_fen, squares_of
 from loopinterp.tasks.task import IGNORE
-from loopinterp.tasks.typed_examples import _read_words, answer_words
+from loopinterp.tasks.task_registry import _read_words, answer_words
 from tests.refusals import naming
 
 
