@@ -24,7 +24,7 @@ from torch import Tensor
 
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.adapters import adapt, kokoro, load_published, phoneme_tokens
+from loopinterp.adapters import adapt, albert, load_published, phoneme_tokens
 from loopinterp.dynamics import Rotation, find_rotation, lag_distance, relative_residual, run_loops
 from loopinterp.figures import Series, line_figure
 from loopinterp.models import bind
@@ -157,7 +157,7 @@ def export(every: int) -> pd.DataFrame:
     """Largest relative difference from the states of onnxruntime, over three texts, by loop."""
     from tests.adapters import test_kokoro as exported
 
-    model, graph = load_published(kokoro.NAME), kokoro.read_export()
+    model, graph = load_published(albert.PLBERT), albert.read_export()
     rows = []
     for arithmetic, nodes in (("float", exported.in_float(graph)), ("8 bits", list(graph.node))):
         session = exported.session_of(graph, nodes)

@@ -30,7 +30,6 @@ from analyses.benchmarks.timing import compare, parser, settle, show, write
 from analyses.published_code import KINDS
 from analyses.published_settings import SHAPES
 from loopinterp.adapters import adapt
-from loopinterp.adapters.plain import huginn, ouro
 from loopinterp.models import generate
 from loopinterp.pages import explore, write_results
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-PLAIN = {"ouro": ouro, "huginn": huginn}
 RESIDUALS = ["hook_resid_pre", "hook_resid_mid", "hook_resid_post"]
 SMALL = {
     "ouro": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
@@ -53,7 +51,7 @@ SMALL = {
 def random_model(kind: str, sizes: dict[str, Any], device: str) -> nn.Module:
     """A model of the shape."""
     with torch.device(device):
-        made = KINDS[kind].build(PLAIN[kind], **sizes)
+        made = KINDS[kind].build(language_models, **sizes)
     torch.manual_seed(0)
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)

@@ -17,9 +17,19 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import track
-from loopinterp.dynamics import measures, runs
+from loopinterp.dynamics import measures
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
+from loopinterp.dynamics.measures import (
+    AfterLoops,
+    Counted,
+    beside_float32,
+    counted_examples,
+    gather,
+    run_loops,
+    state_chunks,
+    usual_loops,
+)
 from loopinterp.dynamics.regimes import (
     LEAST_LOOPS,
     ClassifiedLoops,
@@ -64,7 +74,7 @@ _OF_HALF_PRECISION = ("rounding", "float32_regime", "float32_settled_at")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ConvergenceResult(runs.AfterLoops, Result, kind="convergence"):
+class ConvergenceResult(AfterLoops, Result, kind="convergence"):
     """Convergence of a looped model, token by token, with its accuracy.
 
     Loop 0 is the initial state. In half precision, limits and spectral radii are those of the same
@@ -188,7 +198,7 @@ def convergence_study(
     limit_steps: PositiveInt = 200,
     n_spectral: NonNegativeInt = 8,
     threshold: PositiveFloat = measures.SETTLED,
-    positions: runs.Counted = "asked",
+    positions: Counted = "asked",
     n: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
@@ -208,23 +218,23 @@ def convergence_study(
         threshold: Residual below which a token counts as converged.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = runs.counted_examples(
+    batch, counted = counted_examples(
         model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
     )
-    n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
+    n_loops = n_loops or usual_loops(batch, times=1.25, least=24)
     solver = get_solver(solver)
     settings = {"n_loops": n_loops, "solver": repr(solver), "limit_tol": limit_tol}
     settings |= {"limit_steps": limit_steps, "threshold": threshold, "positions": positions}
     settings["n_examples"] = len(batch)
     search: dict[str, Any] = {"max_loops": limit_steps, "tol": limit_tol, "solver": solver}
-    about, precise = runs.beside_float32(model, batch.inputs)
+    about, precise = beside_float32(model, batch.inputs)
     if precise is not None:
         about["limits_in"] = "float32"
     with study(seed, **about, **settings) as watch, torch.no_grad():
         parts = []
-        for rows in track(runs.state_chunks(model, batch, n_loops + 1), "convergence"):
+        for rows in track(state_chunks(model, batch, n_loops + 1), "convergence"):
             iteration = bind(model, batch.inputs[rows])
-            states = runs.run_loops(iteration, n_loops)
+            states = run_loops(iteration, n_loops)
             with nullcontext() if precise is None else no_autocast(states.device):
                 exact = iteration if precise is None else bind(precise, batch.inputs[rows])
                 limits = limits_of_run(exact, states.to(exact.h0.dtype), **search)
@@ -245,7 +255,7 @@ def convergence_study(
         return ConvergenceResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **runs.gather(ConvergenceResult, parts),
+            **gather(ConvergenceResult, parts),
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
@@ -256,7 +266,7 @@ def convergence_study(
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:
     regimes, rounding = compare_with_float32(states, exact, threshold=threshold)
-    whole = runs.run_loops(exact, len(states) - 1)  # in float32
+    whole = run_loops(exact, len(states) - 1)  # in float32
     whole_residual = measures.relative_residual(whole, allow_nonfinite=True)
     whole_settled_at = measures.settling_time(whole_residual, threshold=threshold)
     residual = measures.relative_residual(states, allow_nonfinite=True)

@@ -16,8 +16,17 @@ from loopinterp.core.errors import check_integer
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import track
-from loopinterp.dynamics import runs
-from loopinterp.dynamics.measures import correctness, exact_match, likeliest
+from loopinterp.dynamics.measures import (
+    AfterLoops,
+    beside_float32,
+    correctness,
+    counted_examples,
+    exact_match,
+    gather,
+    likeliest,
+    state_chunks,
+    stream_measures,
+)
 from loopinterp.models.iteration import bind, no_autocast
 from loopinterp.models.study_examples import answered_after
 
@@ -40,7 +49,7 @@ class AnswerFate(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ExtrapolationResult(runs.AfterLoops, Result, kind="extrapolation"):
+class ExtrapolationResult(AfterLoops, Result, kind="extrapolation"):
     """Exact match by loop, far past T(n); loop 0 is the initial state.
 
     Arrays:
@@ -112,15 +121,15 @@ def extrapolation_study(
         trained_loops: Most loops in training.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = runs.counted_examples(model, data, needs_loops=n_loops is None, **drawn)
+    batch, counted = counted_examples(model, data, needs_loops=n_loops is None, **drawn)
     longest = int(batch.n_loops.max())  # T(n) of the longest
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     settings = {"n_loops": n_loops, "n_examples": len(batch)}
-    about, precise = runs.beside_float32(model, batch.inputs)
+    about, precise = beside_float32(model, batch.inputs)
     with study(seed, **about, **settings) as watch:
         parts = []
-        for rows in runs.state_chunks(model, batch, 4):
+        for rows in state_chunks(model, batch, 4):
             part = _follow(model, batch[rows], counted[rows], n_loops)
             if precise is not None:
                 with no_autocast(batch.inputs.device):
@@ -130,7 +139,7 @@ def extrapolation_study(
         return ExtrapolationResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **runs.gather(ExtrapolationResult, parts),
+            **gather(ExtrapolationResult, parts),
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
@@ -142,7 +151,7 @@ def extrapolation_study(
 def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> dict[str, Tensor]:
     share = counted / counted.sum(dim=1, keepdim=True)  # weight of each position in a mean
     arrays: dict[str, list[Tensor]] = defaultdict(list)
-    run = runs.stream_measures(iteration := bind(model, batch.inputs), n_loops)
+    run = stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
         right = correctness(likeliest(iteration.read(h, loop)), batch.targets)  # [batch, pos]
         arrays["exact"].append(exact_match(right).bool())

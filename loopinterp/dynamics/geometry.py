@@ -16,16 +16,24 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr, track
-from loopinterp.dynamics import runs
 from loopinterp.dynamics.inside_loop import layer_limits, no_layers
 from loopinterp.dynamics.limits import centre, limits_of_run
 from loopinterp.dynamics.measures import (
     NOISE,
+    AfterLoops,
+    Counted,
     check_finite,
     check_states,
+    chunks,
     correctness,
+    counted_examples,
     exact_match,
+    gather,
     likeliest,
+    limit_study,
+    run_loops,
+    state_chunks,
+    usual_loops,
 )
 from loopinterp.dynamics.regimes import (
     ClassifiedLoops,
@@ -49,7 +57,7 @@ EMBEDDING, LIMITS = "embedding", "limits"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class GeometryResult(runs.AfterLoops, Result, kind="geometry"):
+class GeometryResult(AfterLoops, Result, kind="geometry"):
     """Dimension of the states, trajectories along principal axes, classes, and layers' limits.
 
     Loop 0 is the initial state. A set holds the states of all counted tokens: one per loop, one of
@@ -135,7 +143,7 @@ def geometry_study(
     n_trajectories: PositiveInt = 4,
     limit_tol: PositiveFloat = 1e-5,
     limit_steps: PositiveInt = 200,
-    positions: runs.Counted = "asked",
+    positions: Counted = "asked",
     n: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
@@ -152,19 +160,19 @@ def geometry_study(
     Source: arXiv 2604.15259; trajectories, arXiv 2502.05171; layers, arXiv 2604.11791.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = runs.counted_examples(
+    batch, counted = counted_examples(
         model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
     )
-    n_loops = n_loops or runs.usual_loops(batch, times=2, least=48)
+    n_loops = n_loops or usual_loops(batch, times=2, least=48)
     skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    with runs.limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
+    with limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
         sets = {name: _StateMoments() for name in ("loops", EMBEDDING, LIMITS)}
         shown, parts = [], []
-        for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):
+        for rows in track(state_chunks(model, batch, n_loops + 1), "geometry"):
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
-            states = runs.run_loops(iteration, n_loops)
+            states = run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
             reached = limits.has_limit  # [batch]
             # Limit points, NaN where none was reached, [batch, pos, d_model]
@@ -200,7 +208,7 @@ def geometry_study(
         return GeometryResult.of(
             watch,
             coords={"loop": range(n_loops + 1), "set": (EMBEDDING, LIMITS)},
-            **runs.gather(GeometryResult, parts),
+            **gather(GeometryResult, parts),
             **_dimensions(sets, generator),
             **_paths(torch.cat(shown, dim=1), counted[:n_trajectories]),
             counted=counted,
@@ -248,7 +256,7 @@ def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, T
     draws = []
     for _ in range(4 if count else 0):
         moments = _StateMoments()
-        for rows in runs.chunks(count, 8 * width):
+        for rows in chunks(count, 8 * width):
             shape = rows.stop - rows.start, width
             moments.add(torch.randn(shape, generator=generator, dtype=torch.float64))
         draws.append(_dimension(moments))

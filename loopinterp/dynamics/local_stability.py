@@ -17,13 +17,23 @@ from loopinterp.core.errors import MOST_LOOPS, check_integer
 from loopinterp.core.results import Result
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr, track
-from loopinterp.dynamics import runs, spectra
+from loopinterp.dynamics import spectra
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.fixed_point import map_and_start
 from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
 from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, map_and_limit, noise_like
-from loopinterp.dynamics.measures import correctness, exact_match, likeliest
+from loopinterp.dynamics.measures import (
+    correctness,
+    counted_examples,
+    exact_match,
+    gather,
+    likeliest,
+    limit_study,
+    run_loops,
+    state_chunks,
+    usual_loops,
+)
 from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
@@ -125,21 +135,19 @@ def local_stability_study(
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, _ = runs.counted_examples(
-        model, data, needs_loops=n_loops is None, of_states=True, **drawn
-    )
-    n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
+    batch, _ = counted_examples(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
+    n_loops = n_loops or usual_loops(batch, times=1.25, least=24)
     options: dict[str, Any] = {"k": k, "tol": tol, "max_vectors": max_vectors}
     options |= {"max_products": max_products, "growth_loops": growth_loops}
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
-    with runs.limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
+    with limit_study(model, batch.inputs, seed, **settings) as (model, watch), torch.no_grad():
         parts = []
         n_states = max(n_loops + 1, 200)  # the spaces of the Krylov methods need 200 at once
-        for rows in track(runs.state_chunks(model, batch, n_states), "stability"):
+        for rows in track(state_chunks(model, batch, n_states), "stability"):
             iteration = bind(model, batch.inputs[rows])
-            states = runs.run_loops(iteration, n_loops)
+            states = run_loops(iteration, n_loops)
             limits = find_limits(iteration, states[-1], max_loops=LIMIT_LOOPS, tol=limit_tol)
             at, _ = _finite_states(limits.state)
             regimes = classify_regimes(states.flatten(2)).regime.to(torch.int8)
@@ -156,7 +164,7 @@ def local_stability_study(
             part |= _spectra(iteration, where, part["turn"], seed=seed, **options)
             parts.append(part)
         return LocalStabilityResult.of(
-            watch, coords={"where": WHERE}, **runs.gather(LocalStabilityResult, parts)
+            watch, coords={"where": WHERE}, **gather(LocalStabilityResult, parts)
         )
 
 

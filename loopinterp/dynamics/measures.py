@@ -4,8 +4,6 @@ States ``h_0 .. h_T`` are ``[loop+1, ..., d_model]``; with :math:`D_t = h_t - h_
 ``t - 1`` of a result with ``T`` entries belongs to :math:`D_t`. Logits are
 ``[loop+1, ..., d_vocab_out]``. Values that are not finite are refused, with their loop, unless
 ``allow_nonfinite``.
-
-
 """
 
 from __future__ import annotations

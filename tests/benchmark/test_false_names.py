@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from loopinterp.benchmark import FalseNames, false_names, false_names_study
+from loopinterp.benchmark import FalseNames, false_names_study, ground_truth
 from loopinterp.comparison import SpreadPairs
 from loopinterp.compiler import rotate
 from loopinterp.core.errors import InputError
@@ -20,9 +20,9 @@ BARE, ROTATED = ("bare", []), ("rotated", [partial(rotate, seed=0)])
 def short_studies():
     """Short inputs, and a third of the pairs with which a program is named."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(false_names, "LENGTHS", {"addition": 4, "prefix_sum": 4})
+        patch.setattr(ground_truth, "LENGTHS", {"addition": 4, "prefix_sum": 4})
         fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
-        patch.setattr(false_names, "TO_IDENTIFY", fewer)
+        patch.setattr(ground_truth, "TO_IDENTIFY", fewer)
         yield
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from loopinterp.core import progress
+from loopinterp.core import text
 from loopinterp.core.text import bar, showing, track
 
 
@@ -13,7 +13,7 @@ from loopinterp.core.text import bar, showing, track
 def visible_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars as outside the tests, but from the first moment on."""
     monkeypatch.delenv("LOOPINTERP_PROGRESS")
-    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    monkeypatch.setattr(text, "_DELAY", 0.0)
 
 
 @pytest.mark.usefixtures("visible_bars")
@@ -50,7 +50,7 @@ def test_a_loop_that_fails_leaves_the_next_its_bar(capsys: pytest.CaptureFixture
 def test_a_short_loop_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_DELAY", 60.0)
+    monkeypatch.setattr(text, "_DELAY", 60.0)
     assert list(track(range(3), "short")) == [0, 1, 2]
     assert capsys.readouterr().err == ""
 
@@ -58,7 +58,7 @@ def test_a_short_loop_says_nothing(
 def test_bars_can_be_switched_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    monkeypatch.setattr(text, "_DELAY", 0.0)
     list(track(range(3), "by the environment"))
     list(bar("and one's own", items=range(3)))
     monkeypatch.delenv("LOOPINTERP_PROGRESS")

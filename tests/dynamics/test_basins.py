@@ -20,8 +20,8 @@ from loopinterp.dynamics import (
     Status,
     basin_map,
     find_limits,
+    measures,
     reachability_study,
-    runs,
 )
 from loopinterp.dynamics.basins import _corner_states, _StatePlane
 from loopinterp.models import bind
@@ -222,7 +222,7 @@ def test_each_start_of_a_trained_model_goes_where_it_goes_alone() -> None:
 
 def test_parts_of_the_grid_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     full = mapped(wells, points=9)
-    monkeypatch.setattr(runs, "CHUNK_BYTES", 8 * 16 * 30)  # thirty starts at a time
+    monkeypatch.setattr(measures, "CHUNK_BYTES", 8 * 16 * 30)  # thirty starts at a time
     assert mapped(wells, points=9).data.equals(full.data)
 
 

@@ -21,8 +21,8 @@ from loopinterp.dynamics import (
     fixed_point_condition,
     largest_singular_values,
     leading_eigenvalues,
+    measures,
     run_loops,
-    runs,
     spectral_radius,
 )
 from loopinterp.models import Iteration, bind
@@ -237,7 +237,7 @@ def test_a_batch_in_parts_gives_what_the_whole_gives(
 
     full = eigenvalues()
     assert set(sizes) == {3} and full.converged.all()
-    monkeypatch.setattr(runs, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(measures, "CHUNK_BYTES", 1)
     parts = eigenvalues()
     assert set(sizes) == {1} and parts.converged.all()
     # Each ends when it has converged by itself; the whole went on until all had.
@@ -252,7 +252,7 @@ def test_a_batch_of_one_input_and_many_states_stays_whole(monkeypatch: pytest.Mo
     h = random_state(3, 4, 8)
     one = Iteration(h[:1], h[:1], advance=lambda h, e, _: torch.cos(h) + e, readout=torch.clone)
     full = leading_eigenvalues(one.step, h, 2).values
-    monkeypatch.setattr(runs, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(measures, "CHUNK_BYTES", 1)
     assert torch.equal(leading_eigenvalues(one.step, h, 2).values, full)
 
 
