@@ -42,9 +42,9 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer, unknown_name
 from loopinterp.models.addresses import SiteMap, Sites
 from loopinterp.models.layers import attend, tapped_norm
-from loopinterp.models.placement import call, placed, stored, with_weights
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.weights import call, placed, stored, with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Int

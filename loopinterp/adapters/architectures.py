@@ -35,17 +35,16 @@ class _Code(NamedTuple):
         return getattr(import_module(self.module), name)
 
 
-_PLAIN = "loopinterp.adapters.plain"
+_PUZZLES = "loopinterp.adapters.plain.hrm"
+_LANGUAGE = "loopinterp.adapters.plain.language_models"
 _CODE: dict[str, _Code] = {
     "albert": _Code(
         "transformers", "AlbertConfig", "AlbertForMaskedLM", "AlbertAdapter", head=False
     ),
-    "hrm": _Code(f"{_PLAIN}.hrm", "HRMConfig", "HierarchicalReasoningModel_ACTV1", "HRMAdapter"),
-    "huginn": _Code(
-        f"{_PLAIN}.huginn", "RavenConfig", "RavenForCausalLM", "HuginnAdapter", causal=True
-    ),
-    "ouro": _Code(f"{_PLAIN}.ouro", "OuroConfig", "OuroForCausalLM", "OuroAdapter", causal=True),
-    "trm": _Code(f"{_PLAIN}.hrm", "TRMConfig", "TinyRecursiveReasoningModel_ACTV1", "TRMAdapter"),
+    "hrm": _Code(_PUZZLES, "HRMConfig", "HierarchicalReasoningModel_ACTV1", "HRMAdapter"),
+    "huginn": _Code(_LANGUAGE, "RavenConfig", "RavenForCausalLM", "HuginnAdapter", causal=True),
+    "ouro": _Code(_LANGUAGE, "OuroConfig", "OuroForCausalLM", "OuroAdapter", causal=True),
+    "trm": _Code(_PUZZLES, "TRMConfig", "TinyRecursiveReasoningModel_ACTV1", "TRMAdapter"),
 }
 # Entries of a configuration of transformers that decide no computation.
 _NOT_SIZES = ("architectures", "dtype", "model_type", "transformers_version")

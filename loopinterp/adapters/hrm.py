@@ -5,8 +5,8 @@ cycles, with gradients in the last step and a halting head after each; here ever
 
 Sources: arXiv 2506.21734 and the published ``hrm_act_v1.py``; arXiv 2510.04871 and ``trm.py``.
 
-A run's folder has ``all_config.yaml`` and, for each saved step, a state dict of ``torch.save`` with
-names such as ``_orig_mod.model.inner.H_init``.
+A checkpoint's folder has ``all_config.yaml`` and, for each saved step, a state dict of
+``torch.save`` with names such as ``_orig_mod.model.inner.H_init``.
 
 Sources: ``pretrain.py`` of sapientinc/HRM and of SamsungSAILMontreal/TinyRecursiveModels.
 """

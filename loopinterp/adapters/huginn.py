@@ -30,9 +30,9 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
 from loopinterp.models.addresses import SiteMap, norm_sites
 from loopinterp.models.layers import attend
-from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext, rotate
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.weights import call, placed, stored
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -84,7 +84,7 @@ def record_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], 
     def enter(path: str, args: Any, kwargs: Any) -> None:
         leaves = {}  # by name: "0", "attention_mask", "position_embeddings.1"
         for name, tree in {**{str(k): x for k, x in enumerate(args)}, **kwargs}.items():
-            flat = tree_flatten(_copied(tree))[0]
+            flat = [_copied(x) for x in tree_flatten(tree)[0]]
             leaves |= {name if len(flat) == 1 else f"{name}.{k}": x for k, x in enumerate(flat)}
         entered[path].append((next(clock), leaves))
 

@@ -33,9 +33,9 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.models.addresses import SiteMap, Sites, norm_sites
 from loopinterp.models.layers import attend
-from loopinterp.models.placement import call, placed, stored
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.weights import call, placed, stored
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

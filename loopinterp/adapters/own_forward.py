@@ -25,10 +25,10 @@ from loopinterp.adapters.module_calls import (
 from loopinterp.adapters.published_model import PublishedModel
 from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import Axes, SiteMap
-from loopinterp.models.placement import stored
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.protocol import spell
 from loopinterp.models.taps import NO_TAPS, SILENT, Taps
+from loopinterp.models.weights import stored
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -284,7 +284,7 @@ class RepeatedLoop:
         else:
             put[self.entry] = entering
         if self.injects:
-            put[self.ends[0]] = h.flatten(0, 1) if self.flat else h
+            put[self.ends[0]] = self._returned(h)
         watch = Watch(
             put=put,
             take=self.ends[1 if self.injects else 0],
@@ -294,10 +294,12 @@ class RepeatedLoop:
         after = native.run(inputs, watch if tapping is None else tapping(watch))
         return after.unflatten(0, (len(h), -1)) if self.flat else after
 
+    def _returned(self, h: Tensor) -> Tensor:
+        return h.flatten(0, 1) if self.flat else h
+
     def read(self, native: OwnForward, h: Tensor, inputs: Tensor) -> Tensor:
         """Logits of a state, in the model's own forward; ``inputs`` only have the right shape."""
-        put = {self.ends[-1]: h.flatten(0, 1) if self.flat else h}
-        watch = Watch(put=put, blank=self.blank)
+        watch = Watch(put={self.ends[-1]: self._returned(h)}, blank=self.blank)
         logits = native.run(inputs, watch)
         if watch.counts[self.ends[-1][0]] != self.n_ends:
             expected = f"{self.n_loops} loops for every input"

@@ -17,7 +17,11 @@ import torch
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import MOST, ShortRepr, as_table
 from loopinterp.models.addresses import SiteMap, norm_sites
-from loopinterp.models.placement import (
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.protocol import LoopRule, check_tokens, device_of, refuse
+from loopinterp.models.run import HookedRun
+from loopinterp.models.taps import SILENT, Tap
+from loopinterp.models.weights import (
     affine,
     first_device,
     is_dispatched,
@@ -27,10 +31,6 @@ from loopinterp.models.placement import (
     stored,
     with_weights,
 )
-from loopinterp.models.positions import AttentionContext
-from loopinterp.models.protocol import LoopRule, check_tokens, device_of, refuse
-from loopinterp.models.run import HookedRun
-from loopinterp.models.taps import SILENT, Tap
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -136,20 +136,26 @@ class _Search:
                 return
             yield list(same)
 
-    def candidates(self) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
-        """Loops with the model's own states, and these from the initial one on."""
-        # Calls before the first loop, the last one first, and the model's input
+    def entries(self) -> list[Call | None]:
+        """Calls before the first loop, the last one first, and the model's input."""
         first = min(call.entered for call in self.loops[0])
-        entries: list[Call | None]
-        entries = [x for x in self.recording.calls if x.left < first and _is_stream(x.returned)]
-        entries = [*reversed(entries), *([None] if _is_stream(self.recording.inputs) else [])]
-        # Repeated modules whose output is one tensor, of the shape of their input
-        blank, members = {}, _members(self.native, self.block)
+        before = [x for x in self.recording.calls if x.left < first and _is_stream(x.returned)]
+        bare = [None] if _is_stream(self.recording.inputs) else []
+        return [*reversed(before), *bare]
+
+    def blank(self) -> dict[str, Any]:
+        """Repeated modules whose output is one tensor, of the shape of their input."""
+        outputs, members = {}, _members(self.native, self.block)
         for call in self.loops[0]:
             before, after = (None if x is None else x.shape for x in (call.given, call.returned))
-            outputs = [x for x in tree_flatten(call.output)[0] if isinstance(x, torch.Tensor)]
-            if call.path in members and before == after and len(outputs) == 1:
-                blank[call.path] = call.output
+            tensors = [x for x in tree_flatten(call.output)[0] if isinstance(x, torch.Tensor)]
+            if call.path in members and before == after and len(tensors) == 1:
+                outputs[call.path] = call.output
+        return outputs
+
+    def candidates(self) -> Iterator[tuple[RepeatedLoop, list[Tensor]]]:
+        """Loops with the model's own states, and these from the initial one on."""
+        blank, entries = self.blank(), self.entries()
         # Where the model's own code does not run without its early loops, they are computed.
         for skipped in [blank, {}] if blank else [{}]:
             for ends in self.ends():

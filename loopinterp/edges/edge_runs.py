@@ -23,10 +23,10 @@ from loopinterp.edges.edge_streams import Streams
 from loopinterp.edges.published_runs import PublishedRuns, graph_of_model
 from loopinterp.edges.unrolled_graph import SLOTS, StreamNorms, UnrolledGraph, layout_of
 from loopinterp.interventions.base_and_source import given_pairs
-from loopinterp.models.placement import need_plain
 from loopinterp.models.run import HookedRun
 from loopinterp.models.taps import Tap
 from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -351,7 +351,7 @@ class ActivationStore:
         return self._mapped
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _StoredRows(Dataset[Tensor]):
     store: ActivationStore
     site: str

@@ -25,10 +25,10 @@ from loopinterp.models.addresses import Index, resolve_index
 from loopinterp.models.attribution import Attributable, attribute_logit, need_own_readout
 from loopinterp.models.checkpoints import read_activations, read_index, write_activations
 from loopinterp.models.hooks import LoopHooks
-from loopinterp.models.placement import need_plain
 from loopinterp.models.protocol import check_dtype
 from loopinterp.models.taps import RunReadout
 from loopinterp.models.transformer_lens_calls import DIRECT_WRITES, Needs
+from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -25,8 +25,8 @@ from loopinterp.core.storage import (
     write_tensors,
 )
 from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.placement import need_plain
 from loopinterp.models.protocol import check_dtype, every_tensor, refuse
+from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
     from torch import Tensor

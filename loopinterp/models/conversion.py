@@ -15,7 +15,6 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.iteration import bind
-from loopinterp.models.placement import need_plain
 from loopinterp.models.protocol import (
     TOKEN_TYPES,
     CheckedModel,
@@ -26,6 +25,7 @@ from loopinterp.models.protocol import (
     takes_loop,
 )
 from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer

@@ -76,6 +76,19 @@ class _HookScope:
     points: dict[Key, HookPoint] = field(default_factory=dict)
     closed: bool = False
 
+    def need_here(self) -> None:
+        """Raise outside the block, or if backward would repeat the run without hooks."""
+        if self.generator is not None and self.generator.f_back is None:  # it is suspended
+            expected = "a with block that is being run"
+            got = f"one in the suspended generator {self.generator.f_code.co_name!r}"
+            fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
+            raise HookError("hooks", expected=expected, given=got, fix=fix)
+        if self.points and not self.checkpointed and _is_checkpointed():
+            expected = "hooks that are there when backward runs the model again"
+            got = "torch.utils.checkpoint inside a with block that opens them"
+            fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
+            raise HookError("hooks", expected=expected, given=got, fix=fix)
+
 
 def _is_checkpointed() -> bool:
     """Whether a function runs that ``torch.utils.checkpoint`` repeats in backward."""
@@ -110,7 +123,7 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
     return [scope for scope in _OPEN.get() if scope.shared is shared and not scope.closed]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Watched:
     function: Callable[..., Any]
     fired: bool = False
@@ -171,6 +184,9 @@ class LoopHooks(HookedRootModule):
         if isinstance(n_loops, torch.Tensor):
             return max(1, int(check_ends(n_loops, inputs).max()))
         return self._loops(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
+
+    def _is_set(self, n_loops: object) -> bool:
+        return n_loops is not None or self._rule is None
 
     def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
         """Raise on layer numbers if the rule gives this run other loops."""
@@ -333,16 +349,7 @@ class LoopHooks(HookedRootModule):
         """The hook points of a run that carry hooks; ``is_set``: its loops are not by the rule."""
         scopes = _open_scopes(self._points)
         for scope in scopes:
-            if scope.generator is not None and scope.generator.f_back is None:  # it is suspended
-                expected = "a with block that is being run"
-                got = f"one in the suspended generator {scope.generator.f_code.co_name!r}"
-                fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
-                raise HookError("hooks", expected=expected, given=got, fix=fix)
-            if scope.points and not scope.checkpointed and _is_checkpointed():
-                expected = "hooks that are there when backward runs the model again"
-                got = "torch.utils.checkpoint inside a with block that opens them"
-                fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
-                raise HookError("hooks", expected=expected, given=got, fix=fix)
+            scope.need_here()
             if not is_set and scope.points and scope.n_loops != n_loops:
                 expected = f"{scope.n_loops}, for which the hooks were named"
                 got = f"none, and an input that takes {n_loops}"

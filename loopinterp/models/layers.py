@@ -14,9 +14,9 @@ from einops import rearrange
 from torch import nn
 
 from loopinterp.models.config import FORKS
-from loopinterp.models.placement import LinearMap, apply_norm, change_of, weights_of, with_weights
 from loopinterp.models.positions import NARROW, AttentionContext, rotate
 from loopinterp.models.taps import SILENT, Tap
+from loopinterp.models.weights import LinearMap, apply_norm, change_of, weights_of, with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -15,11 +15,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
 from loopinterp.core.storage import digest_tensors
-from loopinterp.models.placement import StoredTensors
+from loopinterp.models.weights import StoredTensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-    from torch import Tensor
 
 
 TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # widen exactly

@@ -150,7 +150,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         refuse_options(options)
         loops = self._run_loops(n_loops, self.to_tokens(inputs))
         span = loop_span(start_at_loop, stop_at_loop, loops, state)
-        points = self._hooked(loops, is_set=n_loops is not None or self.loop_rule is None)
+        points = self._hooked(loops, is_set=self._is_set(n_loops))
         taps = Taps([*self._stop(stop_at_layer, loops, n_loops, return_type), *points])
         return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
 
@@ -231,7 +231,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             itemsize = (kept_as or self.dtype).itemsize * (2 if incl_bwd else 1)
             size = nbytes(fires, batch, n_pos, recorder.kept_positions(n_pos), itemsize)
             need_room(size, torch.device(inputs.device if device is None else device))
-        points = self._hooked(total, is_set=n_loops is not None or self.loop_rule is None)
+        points = self._hooked(total, is_set=self._is_set(n_loops))
         taps = Taps([*stop, *points], fires, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:

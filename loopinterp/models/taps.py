@@ -70,7 +70,7 @@ class Tap:
 SILENT = Tap()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ChangingTap(Tap):
     changes: Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -84,7 +84,7 @@ class ChangingTap(Tap):
     edits = listens
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _OpenTap(Tap):
     recorder: Recorder
     points: dict[str, list[HookPoint]] = field(default_factory=dict)

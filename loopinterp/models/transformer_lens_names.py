@@ -15,9 +15,9 @@ from torch import nn
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.models.config import OPTIONAL_SITES
-from loopinterp.models.placement import weights_of, with_weights
 from loopinterp.models.run import HookedRun
 from loopinterp.models.transformer_lens_calls import DIRECT_WRITES, Needs
+from loopinterp.models.weights import weights_of, with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float

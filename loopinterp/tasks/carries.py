@@ -60,7 +60,7 @@ def carry_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
     """The carry INTO each position, 0 into the first."""
-    return pad(carries(a, b)[..., :-1], (1, 0))
+    return pad(carries(a, b), (1, 0))[..., :-1]
 
 
 def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
@@ -79,4 +79,4 @@ def chain_length_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
     """How far the carry INTO each position has come."""
-    return pad(chain_length(a, b)[..., :-1], (1, 0))
+    return pad(chain_length(a, b), (1, 0))[..., :-1]

@@ -191,8 +191,9 @@ def _read(
     """Board and move as the side to move sees them, and n."""
     line, rated = (moves or "").split(), str(rating).strip()
     fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
-    expected = "at least two moves, and a rating of at least 1"
-    need(fine, where, expected, repr((moves, rating)), _FIX)
+    if not fine:
+        expected = "at least two moves, and a rating of at least 1"
+        raise InputError(where, expected=expected, given=repr((moves, rating)), fix=_FIX)
     board = read_fen(fen or "", f"{where}: FEN")
     _read_move(board, line[0], where)
     board.push_uci(line[0])

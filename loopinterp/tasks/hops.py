@@ -128,12 +128,15 @@ class PHop(Sampler):
 
     def hops(self, inputs: Batch | Tensor) -> Int[Tensor, " batch"]:
         """p of each example."""
-        return self._check_form(inputs)[:, 0] - self.n_symbols + 1
+        return self._hops(self._check_form(inputs))
+
+    def _hops(self, tokens: Tensor) -> Tensor:
+        return tokens[:, 0] - self.n_symbols + 1
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The symbol that p hops arrive at, or ``n_symbols``; ``IGNORE`` at the first and PAD."""
         tokens = self._check_form(inputs)
-        hops, find = tokens[:, 0] - self.n_symbols + 1, self._find(tokens)
+        hops, find = self._hops(tokens), self._find(tokens)
         at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)  # [batch, pos]
         for hop in range(int(hops.max())):
             at = torch.where(hop < hops[:, None], find.gather(1, at), at)

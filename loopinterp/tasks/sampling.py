@@ -129,8 +129,8 @@ def to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
     """The ``n`` digits of each number, if they fit."""
     most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
-    integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
-    return torch.tensor([[x // base**k % base for k in range(n)] for x in integers])
+    values = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
+    return torch.tensor([[x // base**k % base for k in range(n)] for x in values])
 
 
 def carry_over(columns: Tensor, base: int) -> Tensor:

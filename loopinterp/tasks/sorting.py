@@ -162,17 +162,10 @@ class AbacusSorting(TokenByToken):
 
     def _numbers(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Letters [batch, number], digits [batch, number, width], counts."""
-        # [token, token]: whether a token may follow another in a prompt
-        token = torch.arange(len(SYMBOLS), device=tokens.device)
-        digit, letter = token < 10, token >= _FIRST_LETTER
-        follows = torch.zeros_like(token, dtype=torch.bool).repeat(len(token), 1)
-        follows[letter, _COLON] = True
-        follows[_COLON] = digit
-        follows[digit] = digit | (token == _COMMA) | (token == _EQUALS)
-        follows[_COMMA] = letter
         prompt = tokens[:, : int(equals.max()) + 1]
         column = torch.arange(prompt.shape[1], device=tokens.device)
-        fine = follows[prompt[:, :-1], prompt[:, 1:]] | (column[1:] > equals[:, None])
+        fine = _follows(tokens.device)[prompt[:, :-1], prompt[:, 1:]]
+        fine = fine | (column[1:] > equals[:, None])
         expected = "letter:digits, letter:digits and so on, and then the '='"
         need_form(fine.all() and (prompt[:, 0] >= _FIRST_LETTER).all(), self.name, expected)
         marks = ((prompt == _COMMA) & (column < equals[:, None])) | (column == equals[:, None])
@@ -205,6 +198,18 @@ class AbacusSorting(TokenByToken):
             # A leading digit drawn as 0 is taken back
             digits = torch.where((digits[..., -1:] > 0) | (width == 1), digits, model)
         return self.from_digits(digits, n_digits * inside(n, most), letters)
+
+
+def _follows(device: torch.device) -> Tensor:
+    """Whether a token (column) may follow another (row) in a prompt."""
+    token = torch.arange(len(SYMBOLS), device=device)
+    digit, letter = token < 10, token >= _FIRST_LETTER
+    follows = torch.zeros((len(token), len(token)), dtype=torch.bool, device=device)
+    follows[letter, _COLON] = True
+    follows[_COLON] = digit
+    follows[digit] = digit | (token == _COMMA) | (token == _EQUALS)
+    follows[_COMMA] = letter
+    return follows
 
 
 def _check_count(n: int) -> int:

@@ -266,8 +266,8 @@ class InWords:
     def encode(self, text: str) -> Batch:
         """The batch of one example as text (:func:`~loopinterp.tasks.typed_example`)."""
         # By name, as it imports every task.
-        typed_examples = importlib.import_module("loopinterp.tasks.task_registry")
-        return typed_examples.typed_example(self, text)
+        registry = importlib.import_module("loopinterp.tasks.task_registry")
+        return registry.typed_example(self, text)
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         """One example in words: its inputs [pos], and an answer at each position, if any."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from loopinterp.tasks.task import Task
-
 
 _FACTORIES: dict[str, Callable[..., Task]] = {
     task.name: task

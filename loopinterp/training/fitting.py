@@ -220,8 +220,9 @@ def _claimed(
     """A locked run, restored from its checkpoint; its model is saved at the end."""
     config = config.replace(device=str(resolve_device(config.device))).with_data()
     if config.start_from is not None:
-        weights = Run.load(config.start_from).model().state_dict()
-        config = config.replace(start_sha256=digest_tensors(weights))
+        # The model is given no name, so it does not stay in memory for the whole training.
+        digest = digest_tensors(Run.load(config.start_from).model().state_dict())
+        config = config.replace(start_sha256=digest)
     run = Run(folder, config)
     if not processes.first:
         processes.wait()  # until the first has looked at the folder, and written what is missing

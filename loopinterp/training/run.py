@@ -250,15 +250,15 @@ class Run(ShortRepr):
         from loopinterp.models.protocol import every_tensor
 
         folder, expected = path.parent, self.config.model
-        other = RunError(RunFault.OTHER_ARCHITECTURE, f"model {folder}")
+        model: Any
         if isinstance(expected, AdaptedModelConfig):
-            if read_json_object(folder / CONFIG) != expected.to_dict():
-                raise other
-            model = read_adapted(folder, device=device)
+            fits = read_json_object(folder / CONFIG) == expected.to_dict()
+            model = read_adapted(folder, device=device) if fits else None
         else:
             model = LoopedTransformer.from_pretrained(folder, device=device).eval()
-            if model.config != expected:
-                raise other
+            fits = model.config == expected
+        if not fits:
+            raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {folder}")
         seal, weights = Seal.of_file(path), digest_tensors(every_tensor(model))
         owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
         # Runs of earlier versions have no digest and no seal, and are read with a warning.

@@ -17,8 +17,8 @@ from torch.func import functional_call
 from loopinterp.core.errors import InputError, need
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Result, study
-from loopinterp.models.placement import need_unchanged
 from loopinterp.models.positions import AttentionContext
+from loopinterp.models.weights import need_unchanged
 from loopinterp.training.answer_scores import Lowest
 from loopinterp.training.device import send
 from loopinterp.training.evaluation import EvaluationResult, lowest_at, nearest_extra_loop

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from loopinterp.models.iteration import Iteration
-    from loopinterp.training.config import TrainingConfig
+    from loopinterp.training.config import OptimiserConfig, TrainingConfig
     from loopinterp.training.objectives import Questions, Supervised
 
 
@@ -148,6 +148,18 @@ class Drawn:
     ends: Tensor
 
 
+def _optimisers(model: LoopedTransformer, settings: OptimiserConfig) -> list[Optimizer]:
+    """AdamW and, for the matrices of layers, Muon."""
+    matrices = matrices_of_layers(model) if settings.kind == "muon" else {}
+    others = [p for name, p in model.named_parameters() if name not in matrices]
+    options = {"betas": settings.betas, "eps": settings.eps, "fused": True}
+    decay = settings.weight_decay
+    adamw = torch.optim.AdamW(others, settings.lr, weight_decay=decay, **options)
+    if not matrices:
+        return [adamw]
+    return [adamw, Muon(matrices, lr=settings.matrix_lr, weight_decay=decay)]
+
+
 class Trainer(ShortRepr):
     """Makes one optimiser step at a time; :meth:`state` and :meth:`load` save and restore it.
 
@@ -173,16 +185,7 @@ class Trainer(ShortRepr):
         self.model = starting_model(config).to(self.device)
         self.ema = _Ema(self.model, config.ema)
         self.curriculum = Curriculum(config.curriculum)
-        # AdamW and, for the matrices of layers, Muon
-        settings = config.optimiser
-        matrices = matrices_of_layers(self.model) if settings.kind == "muon" else {}
-        others = [p for name, p in self.model.named_parameters() if name not in matrices]
-        options = {"betas": settings.betas, "eps": settings.eps, "fused": True}
-        decay = settings.weight_decay
-        adamw = torch.optim.AdamW(others, settings.lr, weight_decay=decay, **options)
-        self.optimisers: list[Optimizer] = [adamw]
-        if matrices:
-            self.optimisers.append(Muon(matrices, lr=settings.matrix_lr, weight_decay=decay))
+        self.optimisers = _optimisers(self.model, config.optimiser)
         devices = {"data": "cpu", "objective": "cpu", "noise": self.device, "code": self.device}
         if config.model.state_code is None:
             del devices["code"]
@@ -216,12 +219,7 @@ class Trainer(ShortRepr):
         with recording_gradients():
             self.zero_grad()
             drawn = self.draw()
-            with self.autocast(), self._soft_signs():
-                iteration = self._started(self.bind(drawn))
-                if self.config.state_noise:
-                    iteration = with_noise(iteration, self._noise_of(drawn, iteration.h0))
-                logits = answers_at(iteration, drawn.questions.loops)
-                supervised = drawn.questions.score(logits)
+            supervised = self._supervise(drawn)
             supervised.loss.backward()
             self.finish(drawn, supervised)
 
@@ -230,13 +228,7 @@ class Trainer(ShortRepr):
         config, generator = self.config, self.generators["data"]
         lengths = self.curriculum.lengths(config.batch_size, generator)
         batch = self.task.sample(lengths, generator=generator, distribution=config.distribution)
-        offset: int | Tensor = 0
-        if config.model.positions == "abacus":
-            highest = config.model.abacus_max_offset + 1
-            if config.offset_per_example:
-                offset = torch.randint(highest, (config.batch_size,), generator=generator)
-            else:
-                offset = int(torch.randint(highest, (), generator=generator))
+        offset = self._position_offset()
         self.model.check_inputs(batch.inputs, position_offset=offset)
         questions = ask(config.objective, batch, self.generators["objective"])
         ends, rows = questions.loops.amax(0), slice(self.processes.rank, None, self.processes.count)
@@ -388,6 +380,13 @@ class Trainer(ShortRepr):
     def bind(self, drawn: Drawn) -> Iteration:
         return self._bind(drawn.inputs, position_offset=drawn.position_offset, checked=True)
 
+    def _supervise(self, drawn: Drawn) -> Supervised:
+        with self.autocast(), self._soft_signs():
+            iteration = self._started(self.bind(drawn))
+            if self.config.state_noise:
+                iteration = with_noise(iteration, self._noise_of(drawn, iteration.h0))
+            return drawn.questions.score(answers_at(iteration, drawn.questions.loops))
+
     @contextmanager
     def _soft_signs(self) -> Iterator[None]:
         code, settings = self.model.code, self.config.code
@@ -433,6 +432,15 @@ class Trainer(ShortRepr):
         mine = (order % self.processes.count == self.processes.rank).nonzero()[:, 0]
         # All of it is drawn, whatever this process runs: the streams stay in step.
         return iter([x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)])
+
+    def _position_offset(self) -> int | Tensor:
+        model = self.config.model
+        if model.positions != "abacus":
+            return 0
+        highest, data = model.abacus_max_offset + 1, self.generators["data"]
+        if self.config.offset_per_example:
+            return torch.randint(highest, (self.config.batch_size,), generator=data)
+        return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
         numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from loopinterp.core.errors import InputError
 from loopinterp.edges import path_patching
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, fold_vocabulary
-from loopinterp.models.placement import LinearMap, _changed_layers, apply_norm, need_plain
+from loopinterp.models.weights import LinearMap, _changed_layers, apply_norm, need_plain
 from loopinterp.tasks import Addition
 from loopinterp.training import Run
 from tests.models.variants import VARIANTS, build

@@ -81,7 +81,7 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
 
     Parametrised layers compute their weights when read, pruned ones in a hook before each call.
     With ``uncalled``, the weights replace a call, so hooks are refused too. A layer placed by
-    accelerate shows its weights only inside ``placement.placed``.
+    accelerate shows its weights only inside :func:`placed`.
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
