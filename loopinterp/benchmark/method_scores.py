@@ -88,15 +88,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     known.true_edges()  # raises where they are not known, before the method runs
     exercise = known.exercise
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
-    by_edge: dict[TiedEdge | UnrolledEdge, float] = dict(method(exercise).items())
-    known_edges = [*graph.tied_edges, *graph.edge_names]
-    unknown = by_edge.keys() - set(known_edges)
-    bad = [edge for edge, score in by_edge.items() if edge in unknown or not math.isfinite(score)]
-    expected = f"finite numbers for edges such as {known_edges[0]} or {known_edges[-1]}"
-    got = f"{by_edge[bad[0]]!r} for {bad[0]}" if bad else "none"
-    fix = "Name edges as UnrolledGraph(model.config, n_loops) does; leave others out."
-    need(by_edge and not bad, "scores of edges", expected, got, fix)
-    scores = {edge: abs(float(score)) for edge, score in by_edge.items()}
+    scores = _checked(method(exercise), [*graph.tied_edges, *graph.edge_names])
     # [edge], of the block's edges and of the run's, in the order of the graph.
     tied = np.array([scores.get(edge, 0.0) for edge in graph.tied_edges])
     by_graph = {TIED: (graph.tied_edges, tied)}
@@ -106,18 +98,11 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
         by_graph[UNROLLED] = [graph.tied_edges[k] for k in tied_of], unrolled
         if all(len(edge) == 2 for edge in scores):
             np.add.at(tied, tied_of, unrolled)
-    effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
-    circuits, ranked = TiedCircuits(effects), torch.from_numpy(abs(tied))
-    faithfulness = cache(lambda count: circuits.faithfulness(top(ranked, count)))
-    cpr, cmd = areas([faithfulness(int(share * len(tied))) for share in SHARES])
-    # Numbers of edges at even steps, from none to all.
-    counts = np.unique(np.linspace(0, len(tied), 21).round().astype(int))
-    curve = areas([faithfulness(int(count)) for count in counts], counts / len(tied))
-    areas_of = {"cpr": cpr, "cmd": cmd, "cpr_of_curve": curve[0], "cmd_of_curve": curve[1]}
+    areas_of = {TIED: _areas_of(exercise, graph, tied)}
     rows = []
     for name, (edges, sizes) in by_graph.items():
         for row in recovery(sizes, edges, known.compiled, among=graph.tied_edges):
-            rows.append({"graph": name, **row, **(areas_of if name == TIED else {})})
+            rows.append({"graph": name, **row, **areas_of.get(name, {})})
     return pd.DataFrame(rows)
 
 
@@ -142,6 +127,31 @@ def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
         return by_edge
 
     return scores
+
+
+def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dict[str, float]:
+    effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
+    circuits, ranked = TiedCircuits(effects), torch.from_numpy(abs(tied))
+    faithfulness = cache(lambda count: circuits.faithfulness(top(ranked, count)))
+    cpr, cmd = areas([faithfulness(int(share * len(tied))) for share in SHARES])
+    # Numbers of edges at even steps, from none to all.
+    counts = np.unique(np.linspace(0, len(tied), 21).round().astype(int))
+    curve = areas([faithfulness(int(count)) for count in counts], counts / len(tied))
+    return {"cpr": cpr, "cmd": cmd, "cpr_of_curve": curve[0], "cmd_of_curve": curve[1]}
+
+
+def _checked(
+    by_edge: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
+) -> dict[TiedEdge | UnrolledEdge, float]:
+    scores: dict[TiedEdge | UnrolledEdge, float] = dict(by_edge.items())
+    unknown = scores.keys() - set(edges)
+    bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
+    if bad or not scores:
+        expected = f"finite numbers for edges such as {edges[0]} or {edges[-1]}"
+        got = f"{scores[bad[0]]!r} for {bad[0]}" if bad else "none"
+        fix = "Name edges as UnrolledGraph(model.config, n_loops) does; leave others out."
+        raise InputError("scores of edges", expected=expected, given=got, fix=fix)
+    return {edge: abs(float(score)) for edge, score in scores.items()}
 
 
 def eap_graph(known: KnownCircuit) -> dict[str, Any]:
@@ -219,9 +229,8 @@ def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterato
 
 
 def _eap_name(component: Component, config: LoopedTransformerConfig, n_loops: int) -> str:
-    ends = {INPUT: "input", READOUT: "logits"}
-    if component.tied in ends:
-        return ends[component.tied]
+    if component.tied in (INPUT, READOUT):
+        return {INPUT: "input", READOUT: "logits"}[component.tied]
     # Layers of the unrolled model that run before the component's section, or its loop.
     before = {
         "prelude": 0,

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from loopinterp.models import LoopedModel
     from loopinterp.programs.interpreter import Trace
-    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
 

@@ -202,13 +202,13 @@ def compare_programs(
         evidence: dict[str, Evidence] = {}
         counts: Any = None
         verdicts, likely = {}, list(labelled)
+        rule = {"threshold": threshold, "equivalent": equivalent}
         for strategy, examples in looks:
             for label in likely:
                 some = [batch[slice(0, examples)] for batch in batches[label]]
                 model = labelled[label]
                 evidence[label] = gather_evidence(model, candidates, some, strategy, seed=seed)
             counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
-            rule = {"threshold": threshold, "equivalent": equivalent}
             verdicts = {
                 label: decide(counts.sel(model=label), untried=each.untried, **rule)
                 for label, each in evidence.items()

@@ -316,17 +316,19 @@ def _counts(
         # Equal whole answers: positions [pair, delay, pos] that are not scored count as equal.
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
 
-    # Pairs and delays at which the whole interchange is effective, [pair, delay].
-    moved = answers_moved(run)
-    rows = []
-    for subspace in [*subspaces, None]:
-        inside, outside = everything, run.base
-        if subspace is not None:
+    def answers() -> Iterator[tuple[Tensor, ...]]:
+        for subspace in subspaces:
             basis = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
             # The part of the change in the subspace, and the rest: [part, pair, …, d_model].
             part = project(run.difference, basis)
             states = run.base_state + torch.stack([part, run.difference - part])
-            inside, outside = run.after(states)
+            yield run.after(states).unbind()
+        yield everything, run.base
+
+    # Pairs and delays at which the whole interchange is effective, [pair, delay].
+    moved = answers_moved(run)
+    rows = []
+    for inside, outside in answers():
         same = alike(inside, everything)
         effective = (~alike(inside, run.base) | claims.changes) & run.within
         # Right at every effective delay, and effective at some, [pair].

@@ -256,27 +256,12 @@ class StreamFeatures:
         heads = {node.id for node in circuit.heads}
         self.writing_head = {target: source for source, target in circuit.edges if source in heads}
         self._points: dict[str, Float[Tensor, "point d_model"]] = {}
-        # Of each feature, by section: the first and last sublayer that finds it in the stream.
-        self._lifetimes: dict[str, dict[str, tuple[int, int]]] = {}
         for f in circuit.features:
             write = circuit.directions[f.id].write.double()
             if len(write) != len(f.values):  # a flag or a count stands along one direction
                 write = torch.stack([min(f.values) * write[0], max(f.values) * write[0]])
             self._points[f.id] = write
-            if f.role == "scratch":
-                first = 2 * f.layer + (1 if f.id in self.writing_head else 2)
-                never_read = f.last_use < f.layer
-                last = 2 * circuit.n_layers[f.section] if never_read else 2 * f.last_use + 1
-                self._lifetimes[f.id] = {f.section: (first, last)}
-                continue
-            written = [
-                2 * group.layer + 2
-                for group in circuit.neurons
-                if group.section == "prelude" and group.writes == f.id
-            ]
-            since = {"prelude": max([0, *written]), "block": 0, "coda": 0}
-            end = 2**31  # after every sublayer: inputs and variables stay in the stream
-            self._lifetimes[f.id] = {section: (first, end) for section, first in since.items()}
+        self._lifetimes = {f.id: self._lifetime(f) for f in circuit.features}
 
     def at(self, section: str, sublayer: int) -> FeaturePoints:
         return self.points(self._live(section, sublayer))
@@ -305,3 +290,17 @@ class StreamFeatures:
             for name, lifetime in self._lifetimes.items()
             if section in lifetime and lifetime[section][0] <= sublayer <= lifetime[section][1]
         )
+
+    def _lifetime(self, feature: FeatureNode) -> dict[str, tuple[int, int]]:
+        if feature.role == "scratch":
+            first = 2 * feature.layer + (1 if feature.id in self.writing_head else 2)
+            never_read = feature.last_use < feature.layer
+            end = 2 * self.circuit.n_layers[feature.section]
+            return {feature.section: (first, end if never_read else 2 * feature.last_use + 1)}
+        written = [
+            2 * group.layer + 2
+            for group in self.circuit.neurons
+            if group.section == "prelude" and group.writes == feature.id
+        ]
+        end = 2**31  # after every sublayer: inputs and variables stay in the stream
+        return {"prelude": (max([0, *written]), end), "block": (0, end), "coda": (0, end)}

@@ -9,7 +9,6 @@ the selected keys, and a head writes the share of each value among them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -135,38 +134,12 @@ class AggregateHeads:
     def aggregate(
         self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
     ) -> FeatureFunction:
-        witness = self._witness(relation)
-        if not value.features:
-            return self._where(witness, value, node.default)
-        shares = self._shares(relation, value)
-        if relation.one_value(value):
-            return self._where(witness, of_feature(shares), node.default)
-        # Mean, largest or smallest of the selected values, from their shares.
-        length = len(self._indices.values)
-        values = np.array(shares.values)
-        if node.mode == "mean":
-            low = shares.values[0]
-            taken = tuple(range(low, shares.values[-1] + 1))
-            # A mean that is not an integer is at least 1 / length away from one. Truncation is
-            # towards 0: up to 0, a level is reached as soon as the one below it is left.
-            away = 0.5 / length
-            levels = [((v - low) - away if v > 0 else (v - low) - 1 + away) for v in taken[1:]]
-            # Counted from the least value, which keeps numbers small: the shares add up to 1.
-            number = Read(shares, (values - low).astype(float))
-            cut = thresholds((number,), [(level, 2 * away) for level in levels], taken, taken)
-        else:
-            taken = shares.values if node.mode == "max" else shares.values[::-1]
-            further = np.greater_equal if node.mode == "max" else np.less_equal
-            units = []
-            for before, after in pairwise(taken):
-                read = read_any(shares, further(values, after))
-                onward = advance(shares.values, before, after)
-                units.append(at_least((read,), 0.5 / length, 1 / length, onward))
-            cut = tuple(units), ((shares.values.index(taken[0]), 1.0),)
-            taken = shares.values
-        reduced = Feature(f"{node.mode} of {shares.name}", taken)
-        self._writer.write(reduced, Writes(node.mode, (shares,), *cut))
-        return self._where(witness, of_feature(reduced), node.default)
+        witness, here = self._witness(relation), value
+        if value.features:
+            shares = self._shares(relation, value)
+            one_value = relation.one_value(value)
+            here = of_feature(shares if one_value else self._reduced(node, shares))
+        return self._where(witness, here, node.default)
 
     def width(self, node: SelWidth, relation: AttentionRelation) -> FeatureFunction:
         shares = self._shares(relation, of_feature(self._indices))
@@ -188,10 +161,13 @@ class AggregateHeads:
     def _where(
         self, witness: FeatureFunction, here: FeatureFunction, default: int
     ) -> FeatureFunction:
-        choose = partial(fuse, lambda x: np.where(x[0] != 0, x[1], default))
-        chosen = choose([witness, here])
+
+        def choose(witness: FeatureFunction) -> FeatureFunction | None:
+            return fuse(lambda x: np.where(x[0] != 0, x[1], default), [witness, here])
+
+        chosen = choose(witness)
         if not has_few_rules(chosen):
-            chosen = choose([of_feature(self._writer.store(witness, "a key is found")), here])
+            chosen = choose(of_feature(self._writer.store(witness, "a key is found")))
         assert chosen is not None  # of two features
         return chosen
 
@@ -224,6 +200,33 @@ class AggregateHeads:
             self._carried[key] = feature
             self._writer.written.append(feature)
         return self._carried[key]
+
+    def _reduced(self, node: Aggregate, shares: Feature) -> Feature:
+        """Mean, largest or smallest of the selected values, from their shares."""
+        length = len(self._indices.values)
+        values = np.array(shares.values)
+        if node.mode == "mean":
+            low = shares.values[0]
+            taken = tuple(range(low, shares.values[-1] + 1))
+            # A mean that is not an integer is at least 1 / length away from one. Truncation is
+            # towards 0: up to 0, a level is reached as soon as the one below it is left.
+            away = 0.5 / length
+            levels = [((v - low) - away if v > 0 else (v - low) - 1 + away) for v in taken[1:]]
+            # Counted from the least value, which keeps numbers small: the shares add up to 1.
+            number = Read(shares, (values - low).astype(float))
+            cut = thresholds((number,), [(level, 2 * away) for level in levels], taken, taken)
+        else:
+            taken = shares.values if node.mode == "max" else shares.values[::-1]
+            further = np.greater_equal if node.mode == "max" else np.less_equal
+            units = []
+            for before, after in pairwise(taken):
+                read = read_any(shares, further(values, after))
+                onward = advance(shares.values, before, after)
+                units.append(at_least((read,), 0.5 / length, 1 / length, onward))
+            cut = tuple(units), ((shares.values.index(taken[0]), 1.0),)
+            taken = shares.values
+        name = f"{node.mode} of {shares.name}"
+        return self._writer.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
 
     def _witness(self, relation: AttentionRelation) -> FeatureFunction:
         """1 where a query selects something, else 0."""

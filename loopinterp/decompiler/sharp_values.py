@@ -81,21 +81,27 @@ class TokenValues:
         here = {key: self.tried[key] for key in keys if key in self.tried}
         new = {key: row for row, key in enumerate(keys) if key not in here}
         if new:
-            states, n_contexts = states[list(new.values())], len(self.contexts)
-            pairs = self.contexts[torch.arange(n_contexts).repeat(len(states))]
-            run = InterchangeRun(self.runs.model, pairs)
-            # States to put in, [state * context, 1, d_model]
-            answers = run.after(states.repeat_interleave(n_contexts, 0)[:, None]).cpu()
-            counted = pairs.scored[:, None] & run.within.cpu()[..., None]
-            answers = answers.masked_fill(~counted, -3).flatten(1)  # no answer is -3
-            in_context = answers.unflatten(0, (len(states), n_contexts))
-            # The answer read from the state itself counts in every context.
-            read = self.read(states).to(in_context)[:, None, None].expand(-1, n_contexts, 1)
-            here.update(zip(new, torch.cat([in_context, read], dim=-1)))
+            here.update(zip(new, self._behaviour(states[list(new.values())])))
             if len(self.tried) * here[keys[0]].numel() > _REMEMBERED:
                 self.tried.clear()
             self.tried.update(here)
         return torch.stack([here[key] for key in keys])
+
+    def _behaviour(
+        self, states: Float[Tensor, "state d_model"]
+    ) -> Int[Tensor, "state context answer"]:
+        n_contexts = len(self.contexts)
+        rows = torch.arange(n_contexts).repeat(len(states))  # [state * context]
+        pairs = self.contexts[rows]
+        run = InterchangeRun(self.runs.model, pairs)
+        put_in = states.repeat_interleave(n_contexts, 0)[:, None]  # [state * context, 1, d_model]
+        answers = run.after(put_in).cpu()
+        counted = pairs.scored[:, None] & run.within.cpu()[..., None]
+        answers = answers.masked_fill(~counted, -3).flatten(1)  # no answer is -3
+        in_context = answers.unflatten(0, (len(states), n_contexts))
+        read = self.read(states).to(in_context)[:, None, None]
+        # The answer read from the state itself counts in every context.
+        return torch.cat([in_context, read.expand(-1, n_contexts, 1)], dim=-1)
 
     @torch.no_grad()
     def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:

@@ -206,9 +206,9 @@ class TransitionTable(ShortRepr):
     ) -> Int[Tensor, "time run pos"]:
         """Like :meth:`run`; cells in unknown transitions keep their value."""
         times = [self._starts_of(tokens).clamp(min=0) if values is None else values]
-        step = self.step.flatten()
+        step, of_tokens = self.step.flatten(), self._places_of(tokens)
         for _ in range(n_loops):
-            times.append(step[self.places(tokens, times[-1])])
+            times.append(step[self._places_from(of_tokens, times[-1])])
         return torch.stack(times)
 
     def read(
@@ -221,12 +221,21 @@ class TransitionTable(ShortRepr):
         self, tokens: Int[Tensor, "run pos"], values: Int[Tensor, "*time run pos"]
     ) -> Int[Tensor, "*time run pos"]:
         """The place of each position's transition in the flattened table."""
+        return self._places_from(self._places_of(tokens), values)
+
+    def _places_of(self, tokens: Int[Tensor, "run pos"]) -> Int[Tensor, "run pos"]:
+        """The places where all values are 0."""
         n_left, n_values, n_tokens, _ = self.step.shape
         left = pad(tokens[:, :-1], (1, 0), value=n_left - 1)
         # ((left * n_values + left_value) * n_tokens + token) * n_values + value
-        places = (left * (n_values * n_tokens) + tokens) * n_values + values
-        # The value of the left neighbour; the edge has 0.
-        places[..., 1:] += values[..., :-1] * (n_tokens * n_values)
+        return (left * (n_values * n_tokens) + tokens) * n_values
+
+    def _places_from(
+        self, of_tokens: Int[Tensor, "run pos"], values: Int[Tensor, "*time run pos"]
+    ) -> Int[Tensor, "*time run pos"]:
+        places = of_tokens + values
+        # The value of the left neighbour counts too; the edge has 0.
+        places[..., 1:] += values[..., :-1] * (self.step.shape[1] * self.step.shape[2])
         return places
 
     def entry(self, place: int) -> tuple[Cell, Cell]:

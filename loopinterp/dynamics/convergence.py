@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.dynamics.limits import Limits
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
@@ -240,15 +241,9 @@ def convergence_study(
                 limits = limits_of_run(exact, states.to(exact.h0.dtype), **search)
                 part = _of_states(states, limits.state, threshold)
                 part["limit_status"] = limits.status.to(torch.int8)
-                radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
-                part |= {"spectral_radius": radius, "spectral_residual": radius.clone()}
-                with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
-                if len(with_limit):
-                    n_spectral -= len(with_limit)
-                    step, at = exact.select(with_limit).step, limits.state[with_limit]
-                    spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
-                    part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
-                    part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
+                part |= _spectra_at(exact, limits, n_spectral, seed)
+                n_fixed_points = int((limits.status == Status.CONVERGED).sum())
+                n_spectral = max(0, n_spectral - n_fixed_points)
                 if precise is not None:
                     part |= _at_rounding(states, exact, threshold)
             parts.append(part | _readouts(iteration, states, batch.targets[rows], counted[rows]))
@@ -262,6 +257,21 @@ def convergence_study(
             answered_after=answered_after(model),
             one_map=not takes_loop(model),
         )
+
+
+def _spectra_at(
+    iteration: Iteration, limits: Limits, most: int, seed: int
+) -> dict[str, Float[Tensor, " batch"]]:
+    """Spectral radii at the first limits that are fixed points, at most so many; NaN elsewhere."""
+    radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
+    part = {"spectral_radius": radius, "spectral_residual": radius.clone()}
+    with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:most]
+    if len(with_limit):
+        step, at = iteration.select(with_limit).step, limits.state[with_limit]
+        spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
+        part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
+        part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
+    return part
 
 
 def _at_rounding(states: Tensor, exact: Iteration, threshold: float) -> dict[str, Tensor]:

@@ -152,27 +152,25 @@ class Linearised:
 
     def push(self, v: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """``J v``."""
-        through_graph = None
-        if self._transposed is not None:
-            u, gradient = self._transposed
-            try:
-                through_graph = _gradient(gradient, u, v, retain_graph=True)
-            except RuntimeError:  # the gradient has no derivative
-                self._transposed = None
+        through_graph = self._through_graph(v)
         if through_graph is not None and self._checked:
             return through_graph
         forward = push_forward(self.step, self.h, v)[1]
         if through_graph is not None:
-            # A part under no_grad leaves no graph, and a derivative of a gradient may be infinite.
-            both, tolerance = (
-                (through_graph - forward, forward),
-                torch.finfo(forward.dtype).eps ** 0.5,
-            )
-            error, size = (x.reshape(len(x), -1).double().norm(dim=1) for x in both)  # [batch]
-            self._checked = bool(((error <= tolerance * size) | ~size.isfinite()).all())
+            self._checked = _agree(through_graph, forward)
             if not self._checked:
                 self._transposed = None
         return forward
+
+    def _through_graph(self, v: Tensor) -> Tensor | None:
+        if self._transposed is None:
+            return None
+        u, gradient = self._transposed
+        try:
+            return _gradient(gradient, u, v, retain_graph=True)
+        except RuntimeError:  # the gradient has no derivative
+            self._transposed = None
+            return None
 
     def pull(self, u: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """``J^T u``."""
@@ -191,6 +189,13 @@ class Linearised:
             return _transposed(*self._recorded)
         except (RuntimeError, InputError):  # of the step, or in inference mode
             return None
+
+
+def _agree(through_graph: Tensor, forward: Tensor) -> bool:
+    # A part under no_grad leaves no graph, and a derivative of a gradient may be infinite.
+    both, tolerance = (through_graph - forward, forward), torch.finfo(forward.dtype).eps ** 0.5
+    error, size = (x.reshape(len(x), -1).double().norm(dim=1) for x in both)  # [batch]
+    return bool(((error <= tolerance * size) | ~size.isfinite()).all())
 
 
 def dense_jacobian(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
     from loopinterp.edges.unrolled_graph import UnrolledGraph
@@ -43,12 +43,7 @@ class Streams:
                 # Each receiver, or group, has its own gradient, and so its own row.
                 row_of, self._weights = torch.arange(weights.shape[1]), weights
             else:
-                # The distinct columns in order of last use, and the one that each receiver reads.
-                _, number = torch.unique(weights, dim=1, return_inverse=True)
-                last_use = {row: k for k, row in enumerate(number.tolist())}
-                order = sorted(last_use, key=last_use.__getitem__)
-                self._weights = weights[:, [last_use[row] for row in order]]
-                row_of = torch.tensor(order).argsort()[number.cpu()]
+                self._weights, row_of = _distinct(weights)
             row_of = row_of if graph.groups is None else row_of[graph.groups]
         self._n_rows = int(row_of.max()) + 1
         self._row: dict[tuple[int, str], int] = dict(zip(graph.receivers, row_of.tolist()))
@@ -80,28 +75,46 @@ class Streams:
 
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
         """Sum of the next senders' outputs as each stream sees them."""
-        return self._as_seen(outputs, "rbpd")
+        values, change = self._next(outputs)
+        return self._changed(values.sum(0), change, "rbpd")
 
     def mixed(self, outputs: list[Tensor]) -> Float[Tensor, "row sender batch pos width"]:
         """The next senders' outputs as each stream sees them, sender by sender."""
         if self.detached:
             outputs = [x.detach() for x in outputs]
-        return self._as_seen(outputs, "rsbpd")
+        return self._changed(*self._next(outputs), "rsbpd")
 
-    def _as_seen(self, outputs: list[Tensor], axes: str) -> Tensor:
-        """The next senders' outputs v + w (d - v), summed over senders if ``axes`` have none."""
+    def _changed(self, values: Tensor, change: tuple[Tensor, Tensor] | None, axes: str) -> Tensor:
+        """Values as each stream sees them; over senders that ``axes`` leave out, sums."""
+        if change is None:
+            return values.expand(self._n_rows - self._dropped, *values.shape)
+        # w [sender, row(, batch)] times d - v [sender, batch, pos, width].
+        weights, difference = change
+        of_weights = "sr" if weights.dim() == 2 else "srb"
+        return values + torch.einsum(f"{of_weights},sbpd->{axes}", weights, difference)
+
+    def _next(
+        self, outputs: list[Tensor]
+    ) -> tuple[Float[Tensor, "sender batch pos width"], tuple[Tensor, Tensor] | None]:
+        """The next senders' outputs v, and w and d - v if a stream sees something else."""
         senders = slice(len(self.outputs), len(self.outputs) + len(outputs))
         self.outputs += outputs
-        by_sender, weights = torch.stack(outputs), self._weights
-        values = by_sender if "s" in axes else by_sender.sum(0)
+        values, weights = torch.stack(outputs), self._weights
         if weights is not None:
             weights = weights[senders, self._dropped :]
         if weights is None or not (weights.requires_grad or weights.any()):
-            return values.expand(self._n_rows - self._dropped, *values.shape)
+            return values, None
         assert self._values is not None  # there are no weights without them
         # A head's part is narrower than d_model, and filled up with zeros.
-        change = self._values[senders, ..., : by_sender.shape[-1]]
-        change = change if self._added else change - by_sender
-        # w [sender, row(, batch)] times d - v [sender, batch, pos, width].
-        of_weights = "sr" if weights.dim() == 2 else "srb"
-        return values + torch.einsum(f"{of_weights},sbpd->{axes}", weights, change)
+        other = self._values[senders, ..., : values.shape[-1]]
+        return values, (weights, other if self._added else other - values)
+
+
+def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
+    """The distinct columns of weights in order of last use, and the column of each receiver."""
+    _, number = torch.unique(weights, dim=1, return_inverse=True)
+    last: dict[int, int] = {int(row): at for at, row in enumerate(number.tolist())}
+    order = {row: k for k, row in enumerate(sorted(last, key=lambda row: last[row]))}
+    columns = [last[row] for row in order]  # a receiver of each distinct column
+    row_of = torch.tensor([order[int(row)] for row in number.tolist()])
+    return weights[:, columns], row_of

@@ -197,8 +197,7 @@ class _Splice:
         flat = x.flatten(2)  # [batch, pos, d_in], heads side by side
         features = autoencoder.encode(flat)
         factor, added = (x.to(features) for x in self._changes)
-        # [batch, pos, d_out]
-        reconstruction = autoencoder.decode(features * factor + added, flat)
+        reconstruction = autoencoder.decode(features * factor + added, flat)  # [batch, pos, d_out]
         if reconstruction.shape != y.flatten(2).shape:
             expected, fix = f"an activation of width {autoencoder.d_out}", "Change output."
             raise InputError("output", expected=expected, given=describe_tensor(y), fix=fix)

@@ -19,11 +19,12 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import check_choice, need
 from loopinterp.core.intervals import ENDS, ESTIMATE
 from loopinterp.core.text import ShortRepr
-from loopinterp.figures.circuit_graph import CircuitGraph, figure_markup
 
 if TYPE_CHECKING:
     import xarray as xr
     from typing_extensions import Self
+
+    from loopinterp.figures.circuit_graph import CircuitGraph
 
 
 PALETTE = {
@@ -277,6 +278,8 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
     name = suffix(panel)
     is_log = {axis: figure.layout[f"{axis}axis{name}"]["type"] == "log" for axis in "xy"}
     marks = [mark for mark in marks if mark.value > 0 or not is_log[mark.axis]]
+    if not marks:
+        return
     on_x = sorted(mark.value for mark in marks if mark.axis == "x" and mark.text)
     on_panel: Any = figure.select_traces({"xaxis": f"x{name}"})
     # Names of categories have no place on a scale.
@@ -350,6 +353,8 @@ _GAP = 12  # pixels between legend and panel titles
 
 def titled(plot: go.Figure | CircuitGraph, title: str) -> go.Figure | CircuitGraph:
     """A copy of a figure with a title above its legend, on white; a graph has its own."""
+    from loopinterp.figures.circuit_graph import CircuitGraph, figure_markup
+
     if isinstance(plot, CircuitGraph):
         return plot
     copy: Any = go.Figure(plot)
@@ -390,6 +395,8 @@ def save_figure(
         >>> save_figure(plot, getfixture("tmp_path") / "share.html", title="Share by loop").suffix
         '.html'
     """
+    from loopinterp.figures.circuit_graph import CircuitGraph
+
     path = Path(path)
     kind, is_graph = path.suffix.lower(), isinstance(plot, CircuitGraph)
     check_choice("ending", kind, (".html", ".svg", *(() if is_graph else (".png", ".pdf"))))

@@ -96,9 +96,9 @@ class GraphParts(ShortRepr):
         ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops. Nodes outside
         have no prefix, and read the last loop.
         """
-        edges, by_id = [], self.by_id
+        edges = []
         for number, edge in enumerate(self.edges):
-            source, target = by_id[edge.source], by_id[edge.target]
+            source, target = self.by_id[edge.source], self.by_id[edge.target]
             inside = (source.section == "loop", target.section == "loop")
             if inside == (True, True):  # from every loop to the same or a later one
                 last = n_loops + (target.kind == "variable")
@@ -225,25 +225,28 @@ class _Folded:
             self.size[node.id] = max(longest * _CHAR, 30) + 2 * _PAD, LINE * len(lines) + _PAD
         stages = groupby(sorted(graph.nodes, key=self._stage), self._stage)
         self.ranks = [[node.id for node in nodes] for _, nodes in stages]
-        while self._split_first():
-            pass
+        self._number_ranks()
+        while self._split():
+            self._number_ranks()
         self.x = self._arrange()
 
     @staticmethod
     def _stage(node: GraphNode) -> tuple[int, int]:
         return SECTIONS.index(node.section), node.stage
 
-    def _passing(self, r: int) -> list[str]:
-        return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
-
-    def _split_first(self) -> bool:
-        """Number the ranks, and split the first that is too wide; return whether there was one."""
+    def _number_ranks(self) -> None:
         self.rank_of = {node: r for r, rank in enumerate(self.ranks) for node in rank}
         # Where the longest edge out of a node ends.
         self.last = {
             source: max(self.rank_of[target] for target in to)
             for source, to in self.targets.items()
         }
+
+    def _passing(self, r: int) -> list[str]:
+        return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
+
+    def _split(self) -> bool:
+        """Split the first rank that is too wide; return whether there was one."""
         for r, rank in enumerate(self.ranks):
             passing = len(self._passing(r)) * _HOLD
             needed = sum(self.size[n][0] + _GAP for n in rank) + passing
@@ -255,6 +258,7 @@ class _Folded:
                 ):
                     used += self.size[rank[half]][0] + _GAP
                     half += 1
+                half = max(min(half, len(rank) - 1), 1)
                 self.ranks[r : r + 1] = [rank[:half], rank[half:]]
                 return True
         return False
@@ -314,6 +318,18 @@ class _Folded:
         return {(r, item): f + o for item, f, o in zip(row, free, offsets)}
 
     def layout(self) -> Layout:
+        bands = self._stack()
+        self.places = {}
+        for r, rank in enumerate(self.ranks):
+            middle = self.tops[r] + self.heights[r] / 2
+            for node in rank:
+                x, (w, h) = _GUTTER + _PAD + self.x[r, node], self.size[node]
+                self.places[node] = Place(node, x, middle, w, h, self.lines[node])
+        height = bands[-1].y + bands[-1].height + 2
+        return Layout(self.width, height, [*self.places.values()], self._routes(), bands)
+
+    def _stack(self) -> list[Band]:
+        """The sections, top to bottom; sets top and height of each rank."""
         edges = self.graph.edges
         # Edges to the next loop leave below a rank and enter above one.
         below, above = defaultdict(set), defaultdict(set)
@@ -321,10 +337,8 @@ class _Folded:
             below[self.rank_of[edges[k].source]].add(edges[k].source)
             above[self.rank_of[edges[k].target]].add(edges[k].source)
         bands, y, start, section = [], 0.0, 0.0, ""
-        # Of each rank, from top to bottom.
         self.tops: list[float] = []
         self.heights: list[float] = []
-        self.places: dict[str, Place] = {}
         for r, rank in enumerate(self.ranks):
             name = self.nodes[rank[0]].section
             if name != section:
@@ -338,16 +352,9 @@ class _Folded:
             y += _CHANNEL * len(above[r]) + (_PAD if above[r] else 0)
             self.tops.append(y)
             self.heights.append(max(self.size[node][1] for node in rank))
-            for node in rank:
-                x, (w, h) = _GUTTER + _PAD + self.x[r, node], self.size[node]
-                middle = y + self.heights[r] / 2
-                self.places[node] = Place(node, x, middle, w, h, self.lines[node])
-            y += self.heights[r] + _CHANNEL * len(below[r]) + _PAD
+            y += self.heights[-1] + _CHANNEL * len(below[r]) + _PAD
         bands.append(Band(section, 1, start, self.width - 2, y - start, upright=True))
-        height = bands[-1].y + bands[-1].height + 2
-        # A band has a name if it fits beside it.
-        bands = [b if b.height > len(b.name) * _CHAR + _PAD else replace(b, name="") for b in bands]
-        return Layout(self.width, height, [*self.places.values()], self._routes(), bands)
+        return [b if b.height > len(b.name) * _CHAR + _PAD else replace(b, name="") for b in bands]
 
     def _routes(self) -> list[Route]:
         left, edges = _GUTTER + _PAD, self.graph.edges

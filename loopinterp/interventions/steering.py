@@ -128,11 +128,12 @@ def steer(
                 fix="Take the direction from the same activation.",
             )
         v = direction.to(x)
-        new = x + strength * v
-        if mode != "add":
+        if mode == "add":
+            new = x + strength * v
+        else:
             unit = v / v.norm()
             part = (x @ unit)[..., None] * unit  # of x along the direction, in the shape of x
-            new = x - strength * part if mode == "project" else new - part
+            new = x - strength * part if mode == "project" else x + strength * v - part
         inside = places_of(positions, x)
         inside = inside.reshape(*inside.shape, *[1] * (x.ndim - 2))  # [batch, pos, 1 (, 1)]
         if head is not None:

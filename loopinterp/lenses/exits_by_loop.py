@@ -353,7 +353,7 @@ def _frozen_exits(
     loops, right = [], []
     for rule in rules:
         stops, hits = [], []
-        for rows in slices:
+        for rows in track(slices, "frozen exits"):
             asked = mask[rows].to(inputs.device)
             stop, logits = run_frozen(model, inputs[rows], rule, max_loops=n_loops, mask=asked)
             stops.append(stop[asked].cpu())
@@ -363,7 +363,7 @@ def _frozen_exits(
     return {
         "frozen_exact": torch.stack(right).double().mean(1),
         "frozen_loops": torch.stack(loops).double().mean(1),
-        "frozen_examples": torch.stack([_all_of_example(hits, example).mean() for hits in right]),
+        "frozen_examples": torch.stack([_all_of_example(x, example).mean() for x in right]),
     }
 
 

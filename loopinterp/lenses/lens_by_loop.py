@@ -197,7 +197,9 @@ def lens_study(
                 given=f"none in {int((target_class < 0).all(1).sum())} of {len(inputs)} examples",
                 fix="Leave positions= out, or pass inputs alone to read the model's own answers.",
             )
-        controls = _controls(run, target_class, expected, chosen)
+        controls = _baselines(run, target_class)
+        if expected is not None:
+            controls["expected_top"] = _expected_top(run, target_class, expected, chosen)
         coords: dict[str, Any] = {"loop": range(n_loops + 1), "layer": reader.layers}
         coords |= {"pos": chosen, "reading": reader.readings}
         if reader.transferred:
@@ -215,22 +217,24 @@ def lens_study(
         )
 
 
-def _controls(
-    run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor | None, chosen: list[int]
-) -> dict[str, Tensor]:
-    """Readings without a state [batch]; share of positions read as the expected class [loop]."""
+def _baselines(run: list[dict[str, Tensor]], target_class: Tensor) -> dict[str, Tensor]:
+    """Readings without a state, [batch]."""
     mean_p, negentropy = (
         torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy")
     )
     common = mean_p.mean(0).log().clamp(min=-1e4)  # of the mean distribution, [class]
     has_target = target_class >= 0  # [batch, pos]
     counts = torch.bincount(target_class[has_target], minlength=2)  # [class]
-    controls = {
+    return {
         "unigram_kl": (negentropy - mean_p @ common).clamp(min=0),
         "majority_top": (target_class == counts.argmax()).sum(1) / has_target.sum(1).clamp(min=1),
     }
-    if expected is None:
-        return controls
+
+
+def _expected_top(
+    run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor, chosen: list[int]
+) -> Tensor:
+    """Share of positions that are read as the expected class, [loop]."""
     answer = torch.cat([part["answer"][:, -1] for part in run], dim=1)  # [loop, batch, pos]
     n_pos = max(chosen) + 1
     fits = expected.ndim == 3 and expected.shape[2] >= n_pos
@@ -242,11 +246,9 @@ def _controls(
             fix="Trace the program on the same inputs, over as many loops.",
         )
     wish = expected.to(answer.device)[:, :, chosen]  # [loop, batch, pos]
-    decided = (wish >= 0) & has_target
+    decided = (wish >= 0) & (target_class >= 0)
     # NaN (0 / 0) at a loop without a known value.
-    return controls | {
-        "expected_top": ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
-    }
+    return ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
 
 
 def _lens_inputs(

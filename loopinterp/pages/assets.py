@@ -154,7 +154,7 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
                     about = (one.section, one.label, one.value, one.good, one.text)
                     findings.append((run, result_name, k, *about))
             if result.kind in readers:
-                with suppress(Exception):
+                with suppress(Exception):  # a damaged value, as above
                     curves += [(run, *row) for row in readers[result.kind](result)]
         step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
         curves += [

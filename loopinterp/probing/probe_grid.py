@@ -191,9 +191,8 @@ def _halves(
         fix = "Name one, or leave groups out."
         raise InputError("groups", expected="at least one", given="none", fix=fix)
     n_examples, n_pos = labels.shape[2:]
-    masks = {"train": train} | {f"group {name!r}": mask for name, mask in groups.items()}
-    for what, mask in masks.items():
-        shape = (n_examples,) if what == "train" else (n_examples, n_pos)
+    masks = {f"group {name!r}": (mask, (n_examples, n_pos)) for name, mask in groups.items()}
+    for what, (mask, shape) in {"train": (train, (n_examples,)), **masks}.items():
         tensor = isinstance(mask, torch.Tensor)
         # Numbers would act as indices.
         if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:

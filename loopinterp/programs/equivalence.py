@@ -12,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
@@ -209,12 +210,13 @@ def _repeated(
 
 
 def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
-    try:
-        batch = every_input(task, n, seed=seed)
-    except InputError:  # too many, or not every combination of symbols is an input of the task
+    n_inputs, most_states = math.prod(map(len, _symbols(task, n, seed))), 2**16
+    if n_inputs * task.n_positions(n) * (n_loops + 1) > most_states:  # (input, position, loop)
         return None
-    most_states = 2**16  # of every (input, position, loop)
-    return batch if batch.inputs.numel() * (n_loops + 1) <= most_states else None
+    try:
+        return every_input(task, n, seed=seed)
+    except InputError:  # not every combination of symbols is an input of the task
+        return None
 
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
@@ -227,14 +229,17 @@ def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int)
     return Batch(*joined, task=task)
 
 
+def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
+    return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
+
+
 def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
     """All combinations of symbols of a length, also those that no input of the task has.
 
     Raises:
         InputError: If there are more than 16,384.
     """
-    sample, most = inputs_of(task, (n,), 8 * EXAMPLES, seed=seed), 2**14
-    symbols = [column.unique() for column in sample.inputs.T]
+    symbols, most = _symbols(task, n, seed), 2**14
     number = math.prod(map(len, symbols))
     expected = f"lengths of which {task.name} has at most {most:,} inputs"
     fix = "Pass shorter ones, or a number of interventions."

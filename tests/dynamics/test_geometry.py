@@ -163,7 +163,7 @@ def test_states_of_many_examples_are_not_held_together(monkeypatch: pytest.Monke
         alive.append(sum(ref() is not None for ref in made))
         return states
 
-    monkeypatch.setattr("loopinterp.dynamics.measures.run_loops", run)
+    monkeypatch.setattr("loopinterp.dynamics.geometry.run_loops", run)
     geometry_study(LinearModel(0.5 * torch.eye(2)), batch(200), n_loops=20, n_trajectories=1)
     # Besides those just made, at most those of the part before.
     assert len(made) > 5 and max(alive) <= 2
