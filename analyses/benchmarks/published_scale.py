@@ -30,6 +30,7 @@ from analyses.benchmarks.timing import compare, parser, settle, show, write
 from analyses.published_code import KINDS
 from analyses.published_settings import SHAPES
 from loopinterp.adapters import adapt
+from loopinterp.adapters.plain import language_models
 from loopinterp.models import generate
 from loopinterp.pages import explore, write_results
 

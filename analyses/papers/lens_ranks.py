@@ -10,6 +10,7 @@ depends heavily on the layer and on the lens. Ouro has no coda, so its coda lens
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd

@@ -35,8 +35,9 @@ class _Code(NamedTuple):
         return getattr(import_module(self.module), name)
 
 
-_PUZZLES = "loopinterp.adapters.plain.hrm"
-_LANGUAGE = "loopinterp.adapters.plain.language_models"
+_PLAIN = "loopinterp.adapters.plain"
+_PUZZLES = f"{_PLAIN}.hrm"
+_LANGUAGE = f"{_PLAIN}.language_models"
 _CODE: dict[str, _Code] = {
     "albert": _Code(
         "transformers", "AlbertConfig", "AlbertForMaskedLM", "AlbertAdapter", head=False

@@ -52,6 +52,8 @@ from loopinterp.programs.equivalence import inputs_of
 from loopinterp.tasks.sampling import as_batch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from loopinterp.decompiler.transition_table import TransitionTable
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram

@@ -300,7 +300,7 @@ def run_frozen(
 
 
 def first_ready(
-    scores: Float[Tensor, "loop *batch"],  # noqa: UP037
+    scores: Float[Tensor, "loop *batch"],  # noqa: F821, UP037
     tolerance: float | None,
 ) -> Int[Tensor, " *batch"]:
     """The first loop at or below the tolerance, else the last; without one, the least score's."""

@@ -166,7 +166,7 @@ class RecomputedRun:
         self,
         h: Float[Tensor, "batch pos d_state"],
         step: Callable[[Tensor, int], Tensor],
-        ends: Int[Tensor, "batch #pos"] | None,  # noqa: UP037
+        ends: Int[Tensor, "batch #pos"] | None,  # noqa: F821, UP037
         chosen: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch pos d_state"]:
         """The states to read, each after its own loops; at the ``chosen`` place where a rule stops.

@@ -325,7 +325,7 @@ def control_labels(
     *,
     n_draws: int = 8,
     generator: torch.Generator,
-) -> Int[Tensor, "draw *place"]:  # noqa: UP037
+) -> Int[Tensor, "draw *place"]:  # noqa: F821, UP037
     """Random labels that are equal wherever the same type of input occurs: a control task.
 
     Each type gets a random class, with the frequencies of the true classes.

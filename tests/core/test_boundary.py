@@ -159,7 +159,7 @@ def test_other_classes_are_refused_by_the_arguments_name(name: str, value: Any) 
 @checked
 def _of_unknown_types(
     models: Mapping[str, LoopedModel],
-    data: xr.Dataset | None = None,
+    data: xr.Dataset | None = None,  # noqa: F821
     lengths: Sequence[int] | Sequence[LoopedModel] = (),
 ) -> tuple[Any, ...]:
     return models, data, lengths
