@@ -50,7 +50,7 @@ def write_attribution_graph(
     known = effects["score"].values.tolist()
     usable = [name for name in known if not bool(effects.sel(score=name).isnull().all())]
     if score is None:
-        score = "edge_ig" if "edge_ig" in usable else usable[0]
+        score = "edge_ig" if "edge_ig" in usable else (usable or known)[0]
     check_choice("score", score, known)
     expected, fix = "a score of unrolled edges", "Run edge_study with unrolled_exact=True."
     need(score in usable, "score", expected, f"{score!r}, of tied edges", fix)

@@ -146,3 +146,7 @@ def test_a_score_of_tied_edges_alone_has_no_weights(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         write_attribution_graph(result, tmp_path / "graph.json")
     assert caught.value.what == "result" and not [*tmp_path.iterdir()]
+    result.data["effect"][:] = float("nan")  # as where only exact effects of tied edges are known
+    with pytest.raises(InputError) as caught:
+        write_attribution_graph(result, tmp_path / "graph.json")
+    assert caught.value.what == "score"
