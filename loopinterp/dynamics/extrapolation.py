@@ -80,10 +80,10 @@ class ExtrapolationResult(AfterLoops, Result, kind="extrapolation"):
         """Exact match of each example after T(n) loops."""
         return self.data["exact"].sel(loop=self.data["answer_loops"])
 
-    def decided_by_rounding(self) -> int:
-        """Examples that are right in one precision only, at T(n) or after the last loop."""
+    def decided_by_rounding(self) -> int | None:
+        """Examples right in one precision only, at T(n) or at the end; None for a float32 run."""
         if "float32_exact" not in self.data:
-            return 0
+            return None
         differs = self.data["exact"] != self.data["float32_exact"]
         at_answer = differs.sel(loop=self.data["answer_loops"])
         return int((at_answer | differs.isel(loop=-1)).sum())
