@@ -279,7 +279,8 @@ def _(result: SteeringSweep) -> list[Finding]:
         )
         return [Finding(text, value="no more than random")]
     # The largest gain over the control, among those that no random direction reaches.
-    best = (changed - control).where(beyond, -np.inf).argmax(["loop", "strength"])
+    most = (changed - control).where(beyond, -np.inf).argmax(["loop", "strength"])
+    best = {axis: int(index) for axis, index in most.items()}
     cell = result.data["changed"].isel(best)
     loop, strength = int(cell["loop"]), float(cell["strength"])
     value, low, high = (float(x) for x in cell.values)

@@ -160,6 +160,20 @@ def test_a_sweep_is_its_runs_one_by_one() -> None:
     assert sweep.data["changed"].sel(strength=60.0, estimate="value").max() > 0
 
 
+def test_the_finding_is_of_the_loop_and_strength_of_the_largest_gain() -> None:
+    sweep = steering_sweep(
+        transformer(), batch(), vector(), strengths=(0.0, 60.0), loops=[1, 4], n_draws=2
+    )
+    changed, control = sweep.data["changed"], sweep.data["control_changed"]
+    changed[:], control[:] = 0.0, 0.1
+    assert sweep.findings()[0].value == "no more than random"
+    for loop, value in ((1, 0.9), (4, 0.8)):
+        changed.loc[{"loop": loop, "strength": 60.0}] = [value, value - 0.1, value + 0.1]
+    control.loc[{"loop": 1}] = 0.5  # the gain is .4 there, and .7 in loop 4
+    (finding,) = sweep.findings()
+    assert finding.value == "80% in loop 4" and "60" in finding.text and "70–90" in finding.text
+
+
 @torch.no_grad()
 def test_the_direction_of_a_class_moves_answers_to_it_and_random_ones_do_not() -> None:
     """At the last loop only the readout follows: the unembedding's own direction does most."""
