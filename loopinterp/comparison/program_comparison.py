@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -27,6 +27,8 @@ from loopinterp.programs.program import ProgramOffset
 from loopinterp.tasks import list_tasks
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from loopinterp.comparison.pair_strategies import PairStrategy
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
@@ -196,26 +198,19 @@ def compare_programs(
             pair = [p for name in (first, second) for p in candidates if p.name == name]
             return pair[0].task in list_tasks() and equivalence(*pair).equivalent
 
+        def gather(label: str, strategy: PairStrategy, examples: int | None = None) -> Evidence:
+            some = [batch[slice(0, examples)] for batch in batches[label]]
+            return gather_evidence(labelled[label], candidates, some, strategy, seed=seed)
+
         # A first look on few pairs; models for which it identifies a program get a second one,
         # on many, which decides.
-        looks = [(pairs, None)] if pairs else [(SpreadPairs(), FIRST_LOOK), (TO_IDENTIFY, None)]
-        evidence: dict[str, Evidence] = {}
-        counts: Any = None
-        verdicts, likely = {}, list(labelled)
-        rule = {"threshold": threshold, "equivalent": equivalent}
-        for strategy, examples in looks:
-            for label in likely:
-                some = [batch[slice(0, examples)] for batch in batches[label]]
-                model = labelled[label]
-                evidence[label] = gather_evidence(model, candidates, some, strategy, seed=seed)
-            counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
-            verdicts = {
-                label: decide(counts.sel(model=label), untried=each.untried, **rule)
-                for label, each in evidence.items()
-            }
-            likely = [label for label, verdict in verdicts.items() if verdict.identified]
-            if not likely:
-                break
+        first = (pairs, None) if pairs else (SpreadPairs(), FIRST_LOOK)
+        evidence = {label: gather(label, *first) for label in labelled}
+        counts, verdicts = _decide_each(evidence, threshold, equivalent)
+        likely = [label for label, verdict in verdicts.items() if verdict.identified]
+        if pairs is None and likely:
+            evidence |= {label: gather(label, TO_IDENTIFY) for label in likely}
+            counts, verdicts = _decide_each(evidence, threshold, equivalent)
         axes = ("model", "program", "rival", "stratum", "delay")
         return ProgramComparison.of(
             watch,
@@ -227,3 +222,14 @@ def compare_programs(
             threshold=threshold,
             **shares_of(counts),
         )
+
+
+def _decide_each(
+    evidence: Mapping[str, Evidence], threshold: float, equivalent: Callable[[str, str], bool]
+) -> tuple[xr.Dataset, dict[str, Verdict]]:
+    counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
+    rule = {"threshold": threshold, "equivalent": equivalent}
+    return counts, {
+        label: decide(counts.sel(model=label), untried=each.untried, **rule)
+        for label, each in evidence.items()
+    }
