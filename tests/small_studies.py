@@ -14,7 +14,15 @@ def make_studies_small() -> None:
     import functools
     import inspect
 
-    from loopinterp import comparison, decompiler, dynamics, features, probing, training
+    from loopinterp import (
+        comparison,
+        decompiler,
+        dynamics,
+        features,
+        probing,
+        programs,
+        training,
+    )
     from loopinterp.comparison import SpreadPairs, program_comparison
 
     def by_default(function: Any, **small: int) -> None:
@@ -36,8 +44,10 @@ def make_studies_small() -> None:
 
     at_most(features, "train_autoencoder", steps=20)
     at_most(training, "evaluate", n_samples=20)
-    at_most(probing, "carry_study", n_train=32, n_test=32)
+    at_most(probing, "carry_study", n=14, n_train=16, n_test=16)
     at_most(dynamics, "basin_map", points=5)
+    at_most(dynamics, "reachability_study", n_loops=60, n_draws=1)
+    at_most(programs, "equivalence", interventions=512, exhaustive_to=3)
     at_most(comparison, "reduction_study", pairs=64, batch_size=64)
     at_most(decompiler, "decompile", n_exchanges=400)
 
