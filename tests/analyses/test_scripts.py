@@ -104,6 +104,9 @@ NOTEBOOKS = ROOT / "analyses" / "notebooks"
 DEAR = {"carry_probing", "first_look", "interchange", "limits", "model_to_program", "own_model"}
 """Notebooks that run with small studies."""
 
+NO_IRIS = "import sys; sys.modules['rfc3987_syntax'] = None"
+"""nbformat's schemas name no IRIs, and the grammar that checks them takes seconds to build."""
+
 FEWER = {"steered_generation": {"(2000,)": "(400,)", "arange(2000) < 1000": "arange(400) < 200"}}
 """Numbers of examples that a notebook writes, and those of its test."""
 
@@ -214,8 +217,7 @@ def test_a_notebook_runs(
     monkeypatch: pytest.MonkeyPatch,
     warm_python: WarmPython,
 ) -> None:
-    # nbformat's schemas name no IRIs, and the grammar that checks them takes seconds to build.
-    monkeypatch.setitem(sys.modules, "rfc3987_syntax", None)
+    monkeypatch.setitem(sys.modules, "rfc3987_syntax", None)  # as NO_IRIS
     import nbformat
     from jupyter_client.provisioning import local_provisioner
 
@@ -238,8 +240,8 @@ def test_a_notebook_runs(
             cell.source = cell.source.replace(number, fewer)
     if name in FEWER:
         assert "2000" not in "".join(cell.source for cell in notebook.cells)
-    if name in DEAR:
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALL_STUDIES))
+    first = f"{SMALL_STUDIES if name in DEAR else ''}\n{NO_IRIS}"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     notebook = run_notebooks.execute(notebook, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
     # Where they differ, analyses.run_notebooks makes the outputs of this code.
