@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from loopinterp.benchmark.ground_truth import CHECK_OF, GroundTruth
+from loopinterp.benchmark.ground_truth import CHECK_OF, RARE, FalseNames, GroundTruth
 from loopinterp.core.intervals import ENDS, ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
+from loopinterp.core.text import percent
 from loopinterp.figures import Series, bars_with_intervals
 
 
@@ -85,3 +86,19 @@ def _counts(result: GroundTruth, checks: pd.DataFrame) -> str:
         for model, check, value, control in result.missed[:20]
     ]
     return "\n".join(f"{name:28}{text}" for name, text in [*rows, *missed])
+
+
+@findings_of.register
+def _(result: FalseNames) -> list[Finding]:
+    """How often a program is identified that is not the model's; how often the model's own is."""
+    counts = result.data.sum()
+    # Older files have no ``rare``: such names count as wrong there.
+    lists, wrong, rare = (int(counts.get(name, 0)) for name in ("lists", "wrong", "rare"))
+    right, listed = int(counts["named"]), int(result.data["named"].count())
+    text = f"In {wrong} of {lists} lists without the model's program, a wrong one is identified"
+    if rare:
+        text += f", and in {rare} one that at most {percent(RARE)} of interventions separate"
+    if listed:
+        text += f". Where it is listed, it is identified in {right} of {listed} models"
+    good = not wrong and right == listed
+    return [Finding(f"{text}.", value=f"{wrong} of {lists}", good=good)]

@@ -86,7 +86,8 @@ class FalseNames(Result, kind="false-names"):
         """By task: numbers of near misses, models, lists, and names of each kind."""
         import pandas as pd
 
-        table = self.data.to_dataframe().assign(task=self.tasks, program=self.programs)
+        table = self.data.to_dataframe().reindex(columns=[*self.VARIABLES])
+        table = table.assign(task=self.tasks, program=self.programs)
         by_task = table.groupby("task", sort=False)
         misses = table["program"].where(table["program"] != self.originals).groupby(table["task"])
         counts = {

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import reprlib
+import textwrap
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from importlib.util import find_spec
@@ -38,6 +39,7 @@ from loopinterp.core.results import (
 )
 from loopinterp.core.storage import read_arrays, write_arrays
 from loopinterp.core.text import percent
+from tests.warm_python import WarmPython
 
 KINDS = registered_kinds()
 CORE = {
@@ -91,6 +93,23 @@ def sample(**changes: Any) -> Sample:
     }
     with study(3, model={"d_model": 8}) as watch:
         return Sample.of(watch, **(arrays | changes))
+
+
+def test_every_kind_brings_its_figures_or_findings(warm_python: WarmPython) -> None:
+    """In a process of its own, in which nothing but the results has imported their modules."""
+    code = """
+        import importlib
+        from loopinterp.core import results
+        for kind, entry in results.registered_kinds().items():
+            importlib.import_module(entry.module)
+            result = results.Result._kinds[kind]
+            results._import_figures(result)
+            drawn = (results.figures_of, results.findings_of)
+            if all(f.dispatch(result) is f.dispatch(object) for f in drawn):
+                print(kind)
+    """
+    done = warm_python.run("-c", textwrap.dedent(code))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_result_comes_back_from_disk_whole(tmp_path: Path) -> None:
