@@ -395,7 +395,7 @@ def analyze_model(
     seed: Seed = 0,
     progress: bool = True,
 ) -> Analysis:
-    """Evaluate and study a model in memory, any :class:`~loopinterp.LoopedModel`.
+    """Evaluate and study a model in memory, any :class:`~loopinterp.models.LoopedModel`.
 
     Results are saved in ``OUT/results``; weights are not
     (:meth:`loopinterp.training.Run.from_model` saves those of a ``LoopedTransformer``).
