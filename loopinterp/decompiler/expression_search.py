@@ -20,6 +20,7 @@ from loopinterp.programs.language import full, seq_map
 from loopinterp.programs.selection import OPS
 
 _AT_A_TIME = 2**22  # numbers that are computed together
+_LOOKED_THROUGH = 2**18  # the same where nothing is kept of them: they stay in the cache
 # An operation on smaller expressions, each given by its size and its place there
 _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
 Atom: TypeAlias = tuple[Seq, Int[Tensor, " case"]]  # an expression and its values
@@ -57,7 +58,7 @@ def _search(
     commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
     every_case = torch.arange(len(target))
     # Most expressions that are not the target differ from it in one of a few cases.
-    few = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))[:24]
+    few = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))[:8]
     for size in range(2, largest + 1):
         values, operations = [target.new_empty(0, len(target))], []
         # Operations, and sizes of their parts that make an expression of this size.
@@ -72,17 +73,20 @@ def _search(
             cases = every_case if keep else few
             arguments = _arguments(op, [bank.values[size] for size in sizes])
             # Blocks of the operation on all expressions of these sizes.
-            blocks = _blocks([part[:, cases] for part in arguments], [0] * len(sizes))
-            for first, block in blocks:
-                grown = _applied(op, block)  # [*part, case]
-                rows = grown.flatten(0, -2)  # [row, case]
-                hits = (rows == target[cases]).all(-1).nonzero().flatten()
-                for hit in _operations(op, sizes, first, grown, hits):
-                    if torch.equal(bank.values_of(hit), target):
-                        return bank.expression(hit)
+            parts, numbers = [part[:, cases] for part in arguments], [0] * len(sizes)
+            for first, block in _blocks(parts, numbers, _AT_A_TIME if keep else _LOOKED_THROUGH):
+                grown = _applied(op, block)  # [case, *part]
+                rows = grown.flatten(1)  # [case, row]
+                some = rows[few] if keep else rows
+                hits = (some == target[few, None]).all(0).nonzero().flatten()
+                if len(hits):
+                    places = _places(first, grown, hits)
+                    made = OPS[op].apply(*(x[at] for x, at in zip(arguments, places)))
+                    for hit in hits[(made == target).all(-1)][:1]:
+                        return bank.expression(*_operations(op, sizes, first, grown, hit[None]))
                 if keep and len(operations) < most:
                     new = bank.new(rows)[: most - len(operations)]
-                    values.append(rows[new])
+                    values.append(rows[:, new].T)
                     operations += _operations(op, sizes, first, grown, new)
         bank.values[size], bank.operations[size] = torch.cat(values), operations
     return None
@@ -91,9 +95,15 @@ def _search(
 def _operations(
     op: str, sizes: tuple[int, ...], first: list[int], grown: Tensor, rows: Int[Tensor, " row"]
 ) -> Iterator[_Operation]:
-    within = torch.unravel_index(rows, grown.shape[:-1])  # of each part [row]
-    for places in zip(*((start + k).tolist() for start, k in zip(first, within))):
+    for places in zip(*(each.tolist() for each in _places(first, grown, rows))):
         yield op, tuple(zip(sizes, places))
+
+
+def _places(
+    first: list[int], grown: Tensor, rows: Int[Tensor, " row"]
+) -> list[Int[Tensor, " row"]]:
+    """Of each part: its place among those of its size."""
+    return [start + k for start, k in zip(first, torch.unravel_index(rows, grown.shape[1:]))]
 
 
 class _Bank:
@@ -103,19 +113,20 @@ class _Bank:
         rows = torch.stack([values for _, values in leaves])
         # Values are compared by a random linear hash: 64 bits for some 10,000 of them.
         generator = torch.Generator().manual_seed(0)
-        self._key = torch.randint(-(2**62), 2**62, rows.shape[1:], generator=generator)
+        self._key = torch.randint(-(2**62), 2**62, rows.shape[1:], generator=generator)[:, None]
         self._seen = torch.empty(0, dtype=torch.int64)
-        distinct = self.new(rows)
+        distinct = self.new(rows.T)
         self.values: dict[int, Tensor] = {1: rows[distinct]}
         self.operations: dict[int, list[_Operation]] = {}
         self._leaves = [leaves[k][0] for k in distinct.tolist()]
 
-    def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
+    def new(self, rows: Int[Tensor, "case row"]) -> Int[Tensor, " new"]:
         """Rows whose values are new; they count as known afterwards."""
         # Of rows with the same values the first one counts.
-        hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
-        first = torch.full_like(hashes, len(rows))
-        first = first.scatter_reduce(0, inverse, torch.arange(len(rows)), "amin")
+        hashes, inverse = (rows * self._key).sum(0).unique(return_inverse=True)
+        number = rows.shape[1]
+        first = torch.full_like(hashes, number)
+        first = first.scatter_reduce(0, inverse, torch.arange(number), "amin")
         fresh = ~torch.isin(hashes, self._seen)
         self._seen = torch.cat([self._seen, hashes[fresh]])
         return first[fresh].sort().values
@@ -128,11 +139,6 @@ class _Bank:
         )
         return seq_map(op, *args)
 
-    def values_of(self, operation: _Operation) -> Int[Tensor, " case"]:
-        op, parts = operation
-        args = [self.values[size][place, None] for size, place in parts]
-        return _applied(op, _arguments(op, args)).flatten()
-
 
 def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
     """The arguments; a divisor that is no positive constant is put out of range."""
@@ -143,25 +149,27 @@ def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
     return parts
 
 
-def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], list[Tensor]]]:
+def _blocks(
+    parts: list[Tensor], first: list[int], most: int
+) -> Iterator[tuple[list[int], list[Tensor]]]:
     """Parts cut to fit in memory, and where each cut starts."""
     lengths = [*map(len, parts)]
     if not all(lengths):
         return
-    if math.prod(lengths) * parts[0].shape[-1] <= _AT_A_TIME or max(lengths) == 1:
+    if math.prod(lengths) * parts[0].shape[-1] <= most or max(lengths) == 1:
         yield first, parts
         return
     k = next(k for k, length in enumerate(lengths) if length > 1)
     for start, half in zip((0, lengths[k] // 2), parts[k].tensor_split(2)):
         cut = [first[k] + start if axis == k else at for axis, at in enumerate(first)]
-        yield from _blocks([*parts[:k], half, *parts[k + 1 :]], cut)
+        yield from _blocks([*parts[:k], half, *parts[k + 1 :]], cut, most)
 
 
-def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
+def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*block"]:
     n, n_cases = len(parts), parts[0].shape[-1]
-    # Part k varies along axis k: [1, …, expression, …, 1, case].
+    # Part k varies along axis k after the cases: [case, 1, …, expression, …, 1].
     spread = [
-        part.view(*(len(part) if k == axis else 1 for k in range(n)), n_cases)
+        part.T.contiguous().view(n_cases, *(len(part) if k == axis else 1 for k in range(n)))
         for axis, part in enumerate(parts)
     ]
-    return OPS[name].apply(*spread).expand(*map(len, parts), n_cases)
+    return OPS[name].apply(*spread).expand(n_cases, *map(len, parts))

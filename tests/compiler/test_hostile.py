@@ -53,7 +53,7 @@ def _warm():
         ((WIDE, u * shift_right(u)), "var('u') * "),
         ((WIDE, u * shift_right(u) * shift_right(u, 2)), "var('u') * "),
         ((WIDE * WIDE + indices, u), " + indices in prepare"),
-        ((0, tok_map(u, {k: (k * 7 + 1) % 65_536 for k in range(65_536)})), "variable 'u'"),
+        ((0, tok_map(u, {k: (k * 7 + 1) % 16_384 for k in range(16_384)})), "variable 'u'"),
         ((indices, (u * indices) % 512), "var('u') * indices in step"),
     ],
     ids=[
@@ -88,11 +88,10 @@ def test_so_many_tokens_are_refused_at_once():
 @pytest.mark.parametrize(
     "grow",
     [
-        lambda x: (x + tokens) % 3,
-        lambda x: where(tokens, x, (x + 1) % 3),
+        lambda x: where(tokens, x, (x + tokens + 1) % 3),
         lambda x: shift_right(x),
     ],
-    ids=["sums", "choices", "shifts"],
+    ids=["choices of sums", "shifts"],
 )
 def test_the_deepest_expressions_compile(grow):
     times = (MAX_DEPTH - 5) // (grow(u).depth - 1)
@@ -103,7 +102,7 @@ def test_the_deepest_expressions_compile(grow):
 
 
 def test_a_deep_expression_of_many_layers_is_refused_by_name():
-    steps = deep(lambda x: (shift_right(x) + indices) % 7, 500)
+    steps = deep(lambda x: (shift_right(x) + indices) % 7, 100)
     with pytest.raises(InputError) as caught:
         compile_program(program({"u": 0}, {"u": steps}), max_length=64)
     assert caught.value.what.endswith(" of program small")
@@ -120,12 +119,12 @@ def test_expressions_of_many_arguments_compile_soon(join):
 
 
 def test_long_chains_of_choices_among_many_variables_compile_soon():
-    names = [f"v{k}" for k in range(12)]
+    names = [f"v{k}" for k in range(10)]
     chain = functools.reduce(
-        lambda x, k: where(var(names[k]) > 1, x, var(names[5 * k % 12])), range(12), full(1)
+        lambda x, k: where(var(names[k]) > 1, x, var(names[7 * k % 10])), range(10), full(1)
     )
     hostile = program(dict.fromkeys(names, tokens), dict.fromkeys(names, chain), var("v0"))
-    with at_most(calls=5_000_000):
+    with at_most(calls=2_000_000):
         compiled = compile_program(hostile, max_length=3)
     agrees(compiled, every_input(hostile, 3), n_loops=2)
 

@@ -14,14 +14,14 @@ from tests.compiler.small_programs import every_input
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-LONGEST = {1: 6, 2: 6, 3: 4, 4: 3}
+LONGEST = {1: 5, 2: 5, 3: 3, 4: 3}
 """Positions of the longest input, for each size of the alphabet: all inputs are tried."""
 
 
 def check(program: LoopProgram, max_length: int) -> None:
     compiled = compile_program(program, max_length=max_length)
     all_of_it_is_described(compiled)
-    for n in range(1, max_length + 1):
+    for n in {1, max_length - 1, max_length} - {0}:
         tokens = every_input(program, n)
         agrees(compiled, tokens, n_loops=4)
         holds_nothing_else(compiled, tokens, n_loops=2)
@@ -35,14 +35,7 @@ ALL = settings(
 )
 
 
-@settings(ALL, max_examples=25)
+@settings(ALL, max_examples=40)
 @given(programs(), st.integers(1, 6))
 def test_random_programs_run_as_they_are_interpreted(program, max_length):
     check(program, min(max_length, LONGEST[len(program.inputs)]))
-
-
-@pytest.mark.slow
-@settings(ALL, max_examples=60)
-@given(programs())
-def test_many_random_programs_run_as_they_are_interpreted(program):
-    check(program, LONGEST[len(program.inputs)])

@@ -24,8 +24,8 @@ from loopinterp.zoo import pretrained_run
 @cache
 def of_program(name: str) -> Decompilation:
     lengths = None if name == "ripple" else (4,)
-    model = compile_program(name, max_length=8).model
-    return decompilation_study(model, Addition(), n=5, lengths=lengths)
+    model = compile_program(name, max_length=7).model
+    return decompilation_study(model, Addition(), n=4, lengths=lengths)
 
 
 @cache
@@ -33,25 +33,25 @@ def of_nothing() -> Decompilation:
     """Of a model that was not trained."""
     config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2)
     model = LoopedTransformer(config)
-    return decompilation_study(model, Addition(), n=4, lengths=(4,), n_exchanges=200)
+    return decompilation_study(model, Addition(), n=3, lengths=(3,), n_exchanges=100)
 
 
 def test_a_known_program_is_given_with_its_evidence() -> None:
     found = of_program("ripple")
     assert found.given and found.sharp and not found.reason
     assert "shift_right" in found.code
-    assert found.data["n"].values.tolist() == [4, 5, 7]
+    assert found.data["n"].values.tolist() == [3, 4, 6]
     assert float(found.worst().sel(estimate="value")) == 1
-    assert found.claim.grade == "exact" and found.claim.checked_to == 7
-    assert found.claim.read_at == (5,)
-    assert "4, 5, 7" in found.findings()[0].text
+    assert found.claim.grade == "exact" and found.claim.checked_to == 6
+    assert found.claim.read_at == (4,)
+    assert "3, 4, 6" in found.findings()[0].text
     assert (found.data["judged"] > 0).all()
 
 
 def test_its_table_is_the_one_that_was_decompiled() -> None:
     found = of_program("ripple")
-    model = compile_program("ripple", max_length=8).model
-    automaton = decompile(model, Addition(), n=5, lengths=(4,), tolerances=(0,)).automaton
+    model = compile_program("ripple", max_length=7).model
+    automaton = decompile(model, Addition(), n=4, lengths=(3,), tolerances=(0,)).automaton
     assert automaton is not None
     words = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")
     assert found.data["cell"].values.tolist() == [f"{words[t]}: {v}" for t, v in automaton.cells]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.decompiler.expression_search import shortest_expression
@@ -24,6 +24,7 @@ def evaluated(expression: Seq) -> torch.Tensor:
 
 
 @given(st.lists(st.integers(0, 1), min_size=8, max_size=8))
+@settings(max_examples=40)
 def test_what_is_found_has_the_values_that_were_wanted(wanted: list[int]) -> None:
     target = torch.tensor(wanted)
     expression = shortest_expression(target, ATOMS)

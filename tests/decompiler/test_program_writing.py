@@ -19,9 +19,8 @@ KILL, FIRST, SECOND, GENERATE = 0, 1, 2, 3
 def delays(program: str) -> dict[tuple[int, int, int], tuple[int, int]]:
     """(token, answer before, answer after) -> least and most loops."""
     model = compile_program(program, max_length=7).model
-    found = decompile(
-        model, Addition(), n=5, lengths=[4], tolerances=[0.0], examples=16, contexts=8
-    ).automaton
+    settings = {"examples": 16, "contexts": 8, "tries": 2, "tolerances": [0.0]}
+    found = decompile(model, Addition(), n=4, lengths=[2], **settings).automaton
     assert found is not None
     inputs = Addition().sample(6, batch_size=64, generator=torch.Generator().manual_seed(0)).inputs
     table = response_times(found, inputs, n_loops=16)

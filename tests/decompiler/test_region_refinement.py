@@ -18,8 +18,8 @@ from loopinterp.programs.equivalence import inputs_of
 from loopinterp.tasks import Addition, get_task
 
 
-def runs_of(model: object, n: int, seed: int = 0, number: int = 4000) -> InterchangeTrajectories:
-    batch = inputs_of(Addition(), (n,), 80, seed=seed)
+def runs_of(model: object, n: int, seed: int = 0, number: int = 2000) -> InterchangeTrajectories:
+    batch = inputs_of(Addition(), (n,), 40, seed=seed)
     runs = Runs(model, batch, Addition().n_loops(n))
     return InterchangeTrajectories.drawn(runs, number, torch.Generator().manual_seed(seed))
 
@@ -88,7 +88,8 @@ def leaky(rate: float) -> SimpleNamespace:
 @pytest.mark.slow
 def test_a_carry_in_real_numbers_is_read_and_says_how_far() -> None:
     # At a rate of .45 it takes two loops to cross the threshold, and what is left of it counts.
-    found = decompile(leaky(0.45), Addition(), n=5, sharp=False, examples=80, n_exchanges=5000)
+    settings = {"n": 4, "lengths": (4, 6), "examples": 40, "n_exchanges": 1000}
+    found = decompile(leaky(0.45), Addition(), sharp=False, **settings)
     whole = found.evidence.loc[found.evidence["what"] == TRAJECTORY]
     assert whole["value"].max() > 0.95 and whole["value"].min() > 0.75  # the longer, the less
     assert (found.program is not None) == (whole["low"].min() >= 0.9)
@@ -98,6 +99,7 @@ def test_a_carry_in_real_numbers_is_read_and_says_how_far() -> None:
 def test_what_reads_farther_is_not_cut_into_regions() -> None:
     program = get_program("lookahead")
     model = compile_program(program, max_length=6).model
-    found = decompile(model, get_task("addition"), n=5, sharp=False, n_exchanges=200, lengths=(5,))
+    settings = {"n": 5, "lengths": (4,), "examples": 16, "n_exchanges": 100}
+    found = decompile(model, get_task("addition"), sharp=False, **settings)
     assert found.program is None and found.refusal is not None
     assert found.refusal.code == "reads-farther"

@@ -44,9 +44,7 @@ def exact(program: LoopProgram, batch: Batch, n_loops: int) -> torch.Tensor:
     return torch.cat(right, dim=1)
 
 
-@pytest.mark.parametrize(
-    "n", [*range(1, 7), *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 8))]
-)
+@pytest.mark.parametrize("n", range(1, 7))
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_inputs_are_answered_at_t_of_n_and_some_not_a_loop_before(name, n):
     program = get_program(name)
