@@ -112,9 +112,10 @@ def test_a_circuit_of_variables_alone(quick: Compiled) -> None:
 
 @pytest.mark.slow
 def test_training_comes_to_follow_interchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_training, "_RATE", 5e-3)  # so short a training has no time
-    monkeypatch.setattr(circuit_training, "_WARM_UP", 30)
-    trained = train_to_circuit("prefix_xor", n=3, steps=450, d_model=32)
+    monkeypatch.setattr(circuit_training, "_RATE", 1e-2)  # so short a training has no time
+    monkeypatch.setattr(circuit_training, "_WARM_UP", 20)
+    monkeypatch.setattr(circuit_training, "_BATCH", 16)
+    trained = train_to_circuit("prefix_xor", n=3, steps=250, d_model=32)
     about = BenchmarkModel("prefix_xor", TRAINED)
     known = KnownCircuit(about, trained, *about.pairs(), {})
     places = {"prefix": trained.circuit.subspace("prefix")}

@@ -18,10 +18,10 @@ BARE, ROTATED = ("bare", []), ("rotated", [partial(rotate, seed=0)])
 
 @pytest.fixture(scope="module", autouse=True)
 def short_studies():
-    """Short inputs, and a third of the pairs with which a program is named."""
+    """Short inputs, and a sixth of the pairs with which a program is named."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ground_truth, "LENGTHS", {"addition": 4, "prefix_sum": 4})
-        fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
+        fewer = SpreadPairs(pairs=1024, same_value=128, repeated=0.5)
         patch.setattr(ground_truth, "TO_IDENTIFY", fewer)
         yield
 
@@ -29,7 +29,7 @@ def short_studies():
 @pytest.fixture(scope="module")
 def result():
     # Disguised models answer as bare ones do (tests/compiler/test_disguises.py): one is enough.
-    return false_names_study(["prefix_xor", "ripple"], misses_of_each=2, disguises=[ROTATED])
+    return false_names_study(["prefix_xor", "ripple"], misses_of_each=1, disguises=[ROTATED])
 
 
 def test_no_wrong_program_is_named(result):
@@ -49,15 +49,15 @@ def test_every_model_is_held_against_every_leave_one_out_list(result):
     assert lists["prefix_xor"] == 0  # it is the only program that reads these tokens
     rivals = len(list_programs("addition")) - 1
     assert lists["ripple"] == 1 + rivals
-    (miss, *_) = [p for p in result.programs if p.startswith("ripple,")]
+    (miss,) = [p for p in result.programs if p.startswith("ripple,")]
     assert lists[miss] == 1 + rivals + 1  # the original is one of its rivals
 
 
 def test_counts_by_task(result):
     totals = result.totals()
     assert set(totals) == {"prefix_sum", "addition"}
-    assert totals["addition"]["near misses"] == 2
-    assert totals["addition"]["models"] == 3
+    assert totals["addition"]["near misses"] == 1
+    assert totals["addition"]["models"] == 2
 
 
 def test_every_disguise_of_a_program_is_a_model():

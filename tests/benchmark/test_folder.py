@@ -162,7 +162,10 @@ def test_a_model_that_is_changed_in_place_changes_no_other() -> None:
 
 @pytest.mark.slow
 def test_every_model_does_what_its_program_says_and_those_left_out_do_not() -> None:
+    # Bare and permuted ones do it exactly, for every program: tests/compiler has them.
     for about in benchmark_models():
+        if about.disguise in ("bare", "rotated, permuted"):
+            continue
         assert agreement(about.compiled, about.pairs()[0], about.n_loops) == 1, about.name
     for program in _BROKEN_BY_NOISE:
         noisy = BenchmarkModel(program, "noisy")

@@ -33,13 +33,13 @@ from loopinterp.programs import full, get_program, var
 
 @pytest.fixture(scope="module")
 def ripple():
-    return known_models(["ripple"], n=5, examples=128)[0]
+    return known_models(["ripple"], n=5, examples=96)[0]
 
 
 @pytest.fixture(scope="module")
 def result(ripple):
     others = known_models(["parity", "copy"], n=4, examples=128)
-    fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
+    fewer = SpreadPairs(pairs=1024, same_value=96, repeated=0.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program_comparison, "TO_IDENTIFY", fewer)
         return ground_truth_study([ripple, *others])
@@ -109,9 +109,9 @@ def test_a_head_said_to_compute_another_selector_is_not_found():
 
 
 @pytest.mark.usefixtures("fewer_pairs")
-@pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2", "latched_chain"])
+@pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2"])
 def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
-    (known,) = known_models([name], n=5, examples=96)
+    (known,) = known_models([name], n=4, examples=96)
     (score,) = score_verdict(known).values()
     assert score.value >= 0.95
     no_rival = len(rivals_of(known.compiled.program)) == 1
@@ -120,7 +120,7 @@ def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
 
 @pytest.mark.usefixtures("fewer_pairs")
 def test_a_rival_that_is_said_to_run_is_not_named():
-    (sticky,) = known_models(["sticky_ripple"], n=5, examples=96)
+    (sticky,) = known_models(["sticky_ripple"], n=4, examples=96)
     assert score_verdict(said_to_run(sticky, "ripple"))["verdict"].value == 0
 
 

@@ -46,23 +46,22 @@ def compared(
 
 @pytest.mark.parametrize("mutation", [held_out_of_phase, forgotten_the_second_time])
 @pytest.mark.parametrize(
-    ("name", "variable", "lengths"),
+    ("name", "variable", "n"),
     [
-        ("ripple", "carry", (5, 7)),
-        ("prefix_xor", "prefix", (5, 7)),
-        ("parity", "parity", (5, 7)),
-        ("copy", "symbol", (3, 4)),  # of twice as many positions
+        ("ripple", "carry", 6),
+        ("prefix_xor", "prefix", 6),
+        ("copy", "symbol", 4),  # of twice as many positions
     ],
 )
 def test_what_shows_after_states_of_another_loop_or_a_second_interchange_only(
-    name, variable, lengths, mutation
+    name, variable, n, mutation
 ):
     program = get_program(name)
     task = get_task(program.task, **program.task_settings)
     generator = torch.Generator().manual_seed(0)
-    data = [task.sample(n, batch_size=128, generator=generator) for n in lengths]
+    data = task.sample(n, batch_size=128, generator=generator)
     near_miss = mutation(program, variable)
-    model = compile_program(near_miss, max_length=data[1].inputs.shape[1]).model
+    model = compile_program(near_miss, max_length=data.inputs.shape[1]).model
     found = compare_programs(model, [program, near_miss], data, pairs=SpreadPairs()).verdict
     # Of two that few interchanges tell apart none may be identified, but never the wrong one.
     assert found.closest == near_miss.name
@@ -99,7 +98,7 @@ def test_an_exchange_that_is_mended_late_after_even_loops_only(n):
     assert verdict.identified is None, verdict
 
 
-@pytest.mark.parametrize(("loop", "lengths"), [(2, [24]), (20, [8, 11, 20])])
+@pytest.mark.parametrize(("loop", "lengths"), [(2, [24]), (20, [8, 9, 20])])
 def test_an_answer_that_is_wrong_at_one_loop_or_one_length(loop, lengths):
     """A share over all loops and lengths hides it."""
     program = changed(
@@ -130,7 +129,7 @@ def test_a_state_that_holds_more_which_matters_rarely(listed):
         },
         prepare={"context": context, "left": indices},
     )
-    verdict = compared(program, listed, [8, 10, 12]).verdict
+    verdict = compared(program, listed, [8, 12]).verdict
     assert verdict.identified is None, verdict
     assert "same_value" in [reason.code for reason in verdict.reasons]
 
@@ -178,7 +177,7 @@ def test_a_state_of_the_start_put_into_a_later_loop():
     clock = var("clock")
     old = [eq(shift_right(clock, k), 3) for k in (1, 2, 3)]
     program = clocked("young among old", eq(clock, 0) & old[0] & old[1] & old[2])
-    assert not equivalence("ripple", program, lengths=(4, 5)).equivalent
+    assert not equivalence("ripple", program, lengths=(5,)).equivalent
     verdict = compared(program, ["ripple", "sticky_ripple"], [8]).verdict
     assert verdict.identified is None and "from_initial_state" not in verdict.untried
 

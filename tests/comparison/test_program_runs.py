@@ -40,7 +40,7 @@ PROGRAMS = [
 
 
 def pairs_of(
-    name: str, *, sites: int = 1, count: int = 40, seed: int = 0, twice: bool = False
+    name: str, *, sites: int = 1, count: int = 20, seed: int = 0, twice: bool = False
 ) -> InterchangePairs:
     program = get_program(name)
     task = get_task(program.task, **program.task_settings)

@@ -89,12 +89,11 @@ def test_parts_of_a_sequence_are_reduced_as_the_whole() -> None:
     assert torch.equal(in_parts, whole)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_compiled_carry_takes_as_few_numbers_as_it_has(seed: int) -> None:
+def test_a_compiled_carry_takes_as_few_numbers_as_it_has() -> None:
     # One bit of a token's state is used; others vary, and where each stands the rotation says.
-    model = rotate(compile_program("ripple", max_length=13), seed=seed).model
+    model = rotate(compile_program("ripple", max_length=13), seed=0).model
     found = reduction_study(
-        model, Addition(), n=(6, 12), batch_size=256, ranks=(1, 4, 8), pairs=512
+        model, Addition(), n=(6, 12), batch_size=256, ranks=(1, 4, 8), pairs=384
     )
     assert 0 < found.enough < found.width / 3
     at = found.data.sel(rank=found.enough)

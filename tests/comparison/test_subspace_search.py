@@ -32,7 +32,7 @@ from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, Parity
 from loopinterp.zoo import load_pretrained
 
-N = 8
+N = 6
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_one_of_two_variables_is_found_by_following_the_program(batch):
         methods=("learned",),
         ranks=(1,),
         given={"circuit": compiled.circuit.subspace(names[0])},
-        steps=60,
+        steps=40,
         pairs=SpreadPairs(pairs=200, same_value=0),
     )
     iia = result.data["iia"].sel(estimate="value", delay="0")
@@ -229,7 +229,7 @@ def test_no_input_is_both_fitted_on_and_scored(sizes):
 
 
 def test_inputs_that_are_all_different_take_turns():
-    given, fitted, scored = searched(Addition(), 32, n=N)
+    given, fitted, scored = searched(Addition(), 32, n=8)
     assert torch.equal(fitted, given[::2]) and torch.equal(scored, given[1::2])
 
 
@@ -278,8 +278,8 @@ def test_a_given_subspace_has_a_name_of_its_own(ripple, batch):
 def test_inputs_whose_runs_are_not_all_kept_teach_the_same(ripple, batch, monkeypatch):
     def learned() -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
-        pairs = SpreadPairs(pairs=80, same_value=0)(
-            ripple.model, [get_program("ripple")], batch, generator
+        pairs = SpreadPairs(pairs=40, same_value=0)(
+            ripple.model, [get_program("ripple")], batch[:32], generator
         )
         return learn_subspace(InterchangeRun(ripple.model, pairs), 1, steps=3)
 
@@ -290,17 +290,17 @@ def test_inputs_whose_runs_are_not_all_kept_teach_the_same(ripple, batch, monkey
 
 def test_what_a_change_does_not_reach_teaches_nothing():
     """Within a window only the positions that a change reaches are run."""
-    model, batch = load_pretrained("addition"), Addition().sample(12, batch_size=128, seed=0)
+    model, batch = load_pretrained("addition"), Addition().sample(8, batch_size=64, seed=0)
 
     def learned(reach: int | None) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
-        pairs = SpreadPairs(pairs=80, same_value=0)(
+        pairs = SpreadPairs(pairs=40, same_value=0)(
             model, [get_program("ripple")], batch, generator
         )
         run = InterchangeRun(model, pairs)
         assert run.reach == 1
         run.reach = reach
-        return learn_subspace(run, 2, steps=20)
+        return learn_subspace(run, 2, steps=10)
 
     # The loss is a mean over other positions; a wrong left neighbour differs by 0.005.
     assert torch.allclose(learned(1), learned(None), atol=2e-3)
