@@ -83,7 +83,7 @@ def test_a_predicate_becomes_a_relation_of_values(predicate):
                 assert relation.holds[i, j] == ((k, q) in predicate)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(RELATIONS)
 def test_products_of_codes_are_the_relation_in_as_few_dimensions_as_it_has_classes(holds):
     key, query = related(holds).codes()
@@ -95,7 +95,7 @@ def test_products_of_codes_are_the_relation_in_as_few_dimensions_as_it_has_class
     assert key.matrix.shape[1] == query.matrix.shape[1] == min(len(rows), len(columns))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(RELATIONS)
 def test_queries_that_ask_the_same_are_of_one_class(holds):
     relation, kind = classes(holds)

@@ -71,7 +71,7 @@ def tables(draw) -> np.ndarray:
     return table
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(tables())
 def test_of_the_rules_exactly_one_holds_and_it_is_right(table):
     rules = decision_rules(function(table), table.size)
@@ -196,7 +196,7 @@ def operation(op: str, xs, ys) -> FeatureFunction:
 VALUES = st.lists(st.integers(-9, 9), min_size=1, max_size=5, unique=True).map(sorted)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(list(OPERATIONS)), VALUES, VALUES)
 def test_operations_of_few_values_are_looked_up(op, xs, ys):
     is_looked_up(operation(op, xs, ys))

@@ -202,7 +202,7 @@ def test_what_only_another_loop_or_a_second_change_brings_out_is_told_apart(name
         (forgotten_the_second_time, repeated),
     ):
         comparison = equivalence_at(
-            program, mutation(program, variable), ProgramOffset(), lengths=(4, 6)
+            program, mutation(program, variable), ProgramOffset(), lengths=(6,)
         )
         made = comparison.interventions
         assert comparison.natural_share == 0 and made["differ"].any()
@@ -259,16 +259,16 @@ def test_a_program_is_found_a_loop_ahead_a_position_to_the_left_or_with_late_ans
     ):
         assert not equivalence_at(RIPPLE, other, ProgramOffset()).equivalent
         if offset in alignments():
-            comparison = equivalence(RIPPLE, other, lengths=(1, 2, 4))
+            comparison = equivalence(RIPPLE, other, lengths=(1, 3))
             assert comparison.equivalent
             assert comparison.program_offset == offset
-    assert equivalence(carries_out(), RIPPLE, lengths=(1, 2, 4)).program_offset == ProgramOffset(
+    assert equivalence(carries_out(), RIPPLE, lengths=(1, 3)).program_offset == ProgramOffset(
         offset=1
     )
 
 
 def test_a_negated_carry_is_equivalent_and_a_held_one_is_not_for_every_seed():
-    for seed in range(3):
+    for seed in range(2):
         assert equivalence(RIPPLE, negated(RIPPLE, "carry"), lengths=(6,), seed=seed).equivalent
         assert not equivalence(RIPPLE, "ripple_held_2", lengths=(6,), seed=seed).equivalent
 

@@ -49,14 +49,14 @@ def reference(expr, x, variables) -> list:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEQUENCES | SELECTORS, sequences())
 def test_every_expression_agrees_with_the_reference(expr, data):
     x, variables = data
     assert evaluate(expr, x, variables).tolist() == reference(expr, x, variables)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEQUENCES, sequences())
 def test_a_batch_gives_what_its_examples_give_alone(expr, data):
     x, variables = data
@@ -66,7 +66,7 @@ def test_a_batch_gives_what_its_examples_give_alone(expr, data):
         assert torch.equal(batched[i], single[0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEQUENCES, sequences(), st.integers(1, 4), VALUES)
 def test_padding_on_the_right_changes_nothing_when_all_selection_is_causal(expr, data, more, value):
     if any(isinstance(node, Select) and not node.causal for node in postorder([expr])):
@@ -198,7 +198,7 @@ def test_what_is_no_expression_no_tokens_or_no_values_of_them_is_refused(argumen
 
 
 @pytest.mark.gpu
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEQUENCES | SELECTORS, sequences())
 def test_a_gpu_gives_the_same_integers(expr, data):
     x, variables = data

@@ -146,7 +146,7 @@ DEFINITIONS: dict[str, tuple[Seq, Callable[[Row, Row, Row], Row]]] = {
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches())
 def test_a_library_function_is_what_its_definition_says(name, data):
     expr, definition = DEFINITIONS[name]
@@ -154,7 +154,7 @@ def test_a_library_function_is_what_its_definition_says(name, data):
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=batches(), more=st.integers(1, 3))
 def test_no_library_function_looks_ahead(name, data, more):
     expr, _ = DEFINITIONS[name]

@@ -45,6 +45,7 @@ from loopinterp.programs.mutations import (
     substituted,
     worked_out_from_before,
 )
+from loopinterp.programs.program import ProgramOffset
 from loopinterp.tasks import Addition
 from tests.programs.inputs import every_input, task_of
 
@@ -157,9 +158,8 @@ PROPAGATING = at_tokens(RIPPLE, [1, 2])
     ids=lambda x: getattr(x, "name", x),
 )
 def test_mutations_of_ripples_are_the_programs_written_by_hand(mutated, stock):
-    lengths = (1, 2, 3, 4)  # to which every interchange is made
-    assert equivalence(mutated, stock, lengths=lengths).equivalent
-    assert equivalence(stock, mutated, lengths=lengths).equivalent
+    found = equivalence(mutated, stock, lengths=(1, 4))  # at which every interchange is made
+    assert found.equivalent and found.program_offset == ProgramOffset()
 
 
 def injected(program, *, n_loops=8):

@@ -63,7 +63,7 @@ def predicate(name: str):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", HOLDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches())
 def test_select(name, causal, data):
     expr = select(tokens, u, predicate(name), causal=causal)
@@ -71,7 +71,7 @@ def test_select(name, causal, data):
 
 
 @pytest.mark.parametrize("name", ["==", "<", "!=", "relation"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches())
 def test_sel_width(name, data):
     expr = sel_width(select(tokens, u, predicate(name)))
@@ -80,7 +80,7 @@ def test_sel_width(name, data):
 
 @pytest.mark.parametrize("name", ["==", "<", "relation"])
 @pytest.mark.parametrize("mode", ["mean", "max", "min"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches(), default=st.integers(-9, 9))
 def test_aggregate_and_kqv(mode, name, data, default):
     expr = aggregate(select(tokens, u, predicate(name)), v, mode, default)
@@ -89,7 +89,7 @@ def test_aggregate_and_kqv(mode, name, data, default):
 
 
 @pytest.mark.parametrize("mode", ["mean", "max", "min"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches(), causal=st.booleans())
 def test_aggregate_where_all_examples_share_the_selection(mode, data, causal):
     expr = aggregate(select(indices, indices - 1, "<", causal=causal), tokens, mode, 5)
@@ -102,7 +102,7 @@ def test_aggregate_where_all_examples_share_the_selection(mode, data, causal):
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches())
 def test_seq_map(op, data):
     by_hand = OPERATIONS[op]
@@ -115,14 +115,14 @@ def test_seq_map(op, data):
         agree(expr, lambda *rows: [by_hand(*values) for values in zip(*rows[:count])], data)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches(), default=st.integers(-9, 9))
 def test_tok_map(data, default):
     expr = tok_map(tokens, TABLE, default=default)
     agree(expr, lambda x, u, v: [TABLE.get(value, default) for value in x], data)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=batches(), value=st.integers(-(2**40), 2**40))
 def test_full_and_indices(data, value):
     agree(full(value), lambda x, u, v: [value] * len(x), data)
@@ -132,7 +132,7 @@ def test_full_and_indices(data, value):
 WIDE = st.integers(-5, 5) | st.sampled_from([-(2**63), 2**63 - 1, 2**62, -(10**9), 10**9])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(WIDE, st.integers(-9, 9), max_size=6),
     st.lists(WIDE, min_size=1, max_size=8),
@@ -145,7 +145,7 @@ def test_a_table_of_near_or_far_keys_is_looked_up_exactly(table, values, default
     assert read.tolist() == [[table.get(value, default) for value in values]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(WIDE, WIDE), max_size=8, unique=True),
     st.lists(st.tuples(WIDE, WIDE), min_size=1, max_size=8),

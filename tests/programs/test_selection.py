@@ -93,7 +93,7 @@ def in_parts(chunk: int, step: int) -> Iterator[None]:
 PARTS = st.sampled_from([(2**18, 2**16), (2**18, 1), (2**18, 60), (100, 100), (20, 40), (1, 1)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(selections(NEAR), PARTS)
 def test_a_selection_and_how_many_keys_it_has(case, parts):
     with in_parts(*parts):
@@ -109,7 +109,7 @@ def test_on_a_cpu_no_more_is_taken_at_a_time_than_was_said():
             assert len(list(Selection(k, k, "==", False)._steps(4))) == n_parts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(selections(WIDE), st.integers(-9, 9), PARTS)
 def test_the_mean_of_what_is_selected(case, default, parts):
     with in_parts(*parts):
@@ -119,7 +119,7 @@ def test_the_mean_of_what_is_selected(case, default, parts):
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(selections(INTEGERS), st.integers(-9, 9), PARTS)
 def test_the_largest_and_the_smallest_of_what_is_selected(mode, case, default, parts):
     with in_parts(*parts):
