@@ -16,7 +16,7 @@ from tests.programs.inputs import every_input, task_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-all_kinds = functools.partial(functools.cache(near_misses_by_kind), most=20)
+all_kinds = functools.partial(functools.cache(near_misses_by_kind), most=16)
 some_misses = functools.cache(near_misses)
 
 PROGRAMS = [name for name in list_programs() if name not in ("abacus_ripple", "binary_sum")]
@@ -63,7 +63,7 @@ def test_their_models_run_them(name):
 def test_what_is_stored_otherwise_is_equivalent_and_what_is_held_is_not(name):
     kinds = all_kinds(name)
     decided = {
-        kind: [equivalence(name, miss, lengths=(4,)).equivalent for miss in kinds[kind]]
+        kind: [equivalence(name, miss, lengths=(3,)).equivalent for miss in kinds[kind]]
         for kind in (*_STORED_OTHERWISE, "held", "delayed", "forgetting", "faster", "slower")
     }
     for kind, equivalent in decided.items():
