@@ -136,9 +136,6 @@ def superposed(program: str) -> Compiled:
 
 
 DISGUISES: dict[str, Callable[[str], Compiled]] = {
-    "rotated": lambda program: rotate(small_model(program).compiled, seed=0),
-    "permuted": lambda program: permute(small_model(program).compiled, seed=0),
-    "distracted": lambda program: distract(small_model(program).compiled, seed=0),
     "superposed": superposed,
     "everything": lambda program: permute(
         rotate(distract(superposed(program), seed=2), seed=3), seed=4
