@@ -7,6 +7,7 @@ with the numbers kept: each tensor on it holds one on the CPU, which computes in
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -195,6 +196,10 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
+
+
+# PyTorch has put a look for compiled code around it, which a small operation takes as long as.
+_Operations.__torch_dispatch__ = inspect.unwrap(_Operations.__torch_dispatch__)
 
 
 class _Functions(TorchFunctionMode):

@@ -14,7 +14,18 @@ import torch
 from loopinterp import edges, interventions, probing
 from loopinterp.core.results import load_result
 from loopinterp.tasks import Addition, as_batch, get_task
-from tests.test_study_arguments import OF_A_TASK, OF_GIVEN_PAIRS, STUDIES, _model
+from tests.test_study_arguments import (
+    OF_A_TASK,
+    OF_GIVEN_PAIRS,
+    STUDIES,
+    _model,
+    decompile_little,
+)
+
+
+@pytest.fixture(autouse=True)
+def _little(monkeypatch: pytest.MonkeyPatch) -> None:
+    decompile_little(monkeypatch)
 
 
 @pytest.fixture
@@ -35,11 +46,12 @@ def _data(name: str) -> Any:
 def _result(name: str, model: Any) -> Any:
     data = _data(name)
     if name == "carry_study":
-        return probing.carry_study(model, data, n=16, loops=[0, 4], n_short=8)
+        small: dict[str, Any] = {"n": 8, "n_short": 4, "n_train": 32, "n_test": 32}
+        return probing.carry_study(model, data, loops=[0, 4], **small)
     if name in OF_GIVEN_PAIRS:
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
         if name == "edge_study":
-            return edges.edge_study(model, data, other, methods=["eap"], curve_points=1)
+            return edges.edge_study(model, data, other, n_loops=3, methods=["eap"], curve_points=1)
         return interventions.patching_sweep(model, data, other, component="z")
     return STUDIES[name](model, data)
 

@@ -47,7 +47,9 @@ ROOMS = (
 PROGRAMS = ["ripple", "lookahead"]
 
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
-    "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_spectral=0),
+    "convergence_study": lambda m, d: dynamics.convergence_study(
+        m, d, limit_steps=40, n_spectral=0
+    ),
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
     "geometry_study": lambda m, d: dynamics.geometry_study(m, d, limit_steps=10),
     "reachability_study": lambda m, d: dynamics.reachability_study(
@@ -69,7 +71,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "head_study": lambda m, d: comparison.head_study(m, d, PROGRAMS),
     "injected_carry_study": lambda m, d: comparison.injected_carry_study(m, d),
     "compare_programs": lambda m, d: comparison.compare_programs(m, PROGRAMS, d),
-    "search_subspaces": lambda m, d: comparison.search_subspaces(m, d, "ripple", steps=1),
+    "search_subspaces": lambda m, d: comparison.search_subspaces(
+        m, d, "ripple", ranks=(1,), steps=1, pairs=comparison.SpreadPairs(pairs=64, same_value=0)
+    ),
     "reduction_study": lambda m, d: comparison.reduction_study(m, d, ranks=(1, 2), pairs=16),
     "decodability": lambda m, d: comparison.decodability(m, d, PROGRAMS),
     "interchange_study": lambda m, d: comparison.interchange_study(
@@ -90,6 +94,17 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "carry_study": lambda m, d: probing.carry_study(m, d, n=16, n_short=8),
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
+
+
+def decompile_little(patch: pytest.MonkeyPatch) -> None:
+    """Of its sizes, the study of decompilation lets only the exchanges be chosen."""
+    from loopinterp.decompiler import decompilation
+
+    sizes = inspect.unwrap(decompiler.decompile).__kwdefaults__
+    for size, small in {"contexts": 8, "tries": 2, "examples": 12}.items():
+        patch.setitem(sizes, size, small)
+    held_out = decompilation.held_out
+    patch.setattr(decompilation, "held_out", lambda r, p, _, draws: held_out(r, p, 300, draws))
 
 
 def _width_of(model: Any) -> int:
@@ -266,7 +281,7 @@ def test_what_is_no_data_is_refused(name: str, kind: str) -> None:
 def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
     study = next(getattr(room, name) for room in ROOMS if name in room.__all__)
     sizes = {"injected_carry_study": (18, 32), "search_subspaces": (4, 64)}
-    n, size = sizes.get(name, (4, 16))
+    n, size = sizes.get(name, (4, 8))
     third: dict[str, Any] = {
         "probe_study": {"targets": {"carry": Addition().carries}},
         "head_study": {"programs": PROGRAMS},
@@ -274,15 +289,23 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
             "programs": PROGRAMS,
             "pairs": comparison.SpreadPairs(pairs=32, same_value=0),
         },
-        "search_subspaces": {"program": "ripple", "steps": 1, "ranks": [1]},
+        "search_subspaces": {
+            "program": "ripple",
+            "steps": 1,
+            "ranks": [1],
+            "pairs": comparison.SpreadPairs(pairs=32, same_value=0),
+        },
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
         "steering_sweep": {"direction": torch.ones(16), "strengths": [1.0], "n_draws": 2},
         "feature_study": {"shared": _dictionary(_model())},
-        "convergence_study": {"n_spectral": 0},
+        "convergence_study": {"n_spectral": 0, "limit_steps": 40},
         "geometry_study": {"n_loops": 12, "limit_steps": 5},
         "reachability_study": {"n_loops": 16, "n_noise": 1, "n_others": 1, "n_draws": 1},
         "basin_map": {"n_loops": 16, "points": 3},
+        "input_dependence_study": {"n_loops": 16, "n_sensitivity": 1, "n_probes": 1},
+        "reduction_study": {"ranks": [1], "pairs": 16},
+        "ablation_study": {"kinds": ("zero",), "when": ("all",)},
         "local_stability_study": {"k": 1, "n_loops": 12, "growth_loops": 1, "lyapunov_loops": 8},
     }.get(name, {})
     models = {_first(name): _model()}
