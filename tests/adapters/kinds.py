@@ -104,7 +104,7 @@ KINDS: dict[str, Kind] = {
         TRMAdapter,
         trm.tiny,
         _plain(trm),
-        ("inner.L_level.layers.0.mlp.down_proj", "hook_mlp_out", 2, 1, 4),
+        ("inner.L_level.layers.0.mlp.down_proj", "hook_mlp_out", 2, 1, 3),
         "hook_halt",
     ),
     "albert": Kind(

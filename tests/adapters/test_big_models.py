@@ -72,11 +72,15 @@ def over_devices(model: nn.Module, there: Callable[[int], bool]) -> nn.Module:
     return model
 
 
+LOOPS: dict[str, Any] = {"n_loops": 2}
+"""A second loop shows what the first has left behind."""
+
+
 def hooked(model: PublishedModel, tokens: Tensor) -> Tensor:
     """Logits after an intervention in the last layer of the first loop."""
     site = model.site("resid_pre", loop=0, layer=-1)
     assert isinstance(site, str)
-    return model.run_with_hooks(tokens, fwd_hooks=[(site, lambda x, hook: -2 * x)])
+    return model.run_with_hooks(tokens, fwd_hooks=[(site, lambda x, hook: -2 * x)], **LOOPS)
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -88,25 +92,26 @@ def test_weights_on_the_disk_change_no_number(name: str, odd: int, tmp_path: Pat
     assert away
     plain, model = adapt(published), adapt(placed)
     assert model.device == torch.device("cpu") and model.dtype == plain.dtype
-    logits, cache = plain.run_with_cache(tokens)
-    again, recorded = model.run_with_cache(tokens)
+    logits, cache = plain.run_with_cache(tokens, **LOOPS)
+    again, recorded = model.run_with_cache(tokens, **LOOPS)
     assert torch.equal(again, logits) and list(recorded) == list(cache)
     assert all(torch.equal(recorded[site], cache[site]) for site in cache)
     assert torch.equal(model(tokens), plain(tokens))
     assert torch.equal(hooked(model, tokens), hooked(plain, tokens))
-    assert not torch.equal(hooked(model, tokens), model(tokens))
+    assert not torch.equal(hooked(model, tokens), model(tokens, **LOOPS))
     answers = logits.argmax(-1)
     parts = cache.logit_attribution(answers, from_loop=0)
     assert parts.equals(recorded.logit_attribution(answers, from_loop=0))
     if name != "albert":  # of one layer
-        stopped = [each(tokens, n_loops=2, stop_at_layer=1) for each in (plain, model)]
+        stopped = [each(tokens, **LOOPS, stop_at_layer=1) for each in (plain, model)]
         assert torch.equal(*stopped)
     assert all(x.device == torch.device("meta") for x in away)  # nothing stays loaded
     if name not in ("albert", "albert-groups", "huginn"):  # without tied weights, which come apart
         assert describe_model(model) == describe_model(plain)
     grads = ({}, {})
     for each, grad in zip((plain, model), grads):
-        _, kept = each.run_with_cache(tokens, incl_bwd=True, loss_fn=lambda x: x.square().sum())
+        backward: dict[str, Any] = {"incl_bwd": True, "loss_fn": lambda x: x.square().sum()}
+        _, kept = each.run_with_cache(tokens, **backward, **LOOPS)
         grad.update({site: x for site, x in kept.items() if site.endswith("_grad")})
     assert grads[0] and all(torch.equal(grads[1][site], x) for site, x in grads[0].items())
 
@@ -115,7 +120,7 @@ def test_weights_on_the_disk_change_no_number(name: str, odd: int, tmp_path: Pat
 def test_generation_and_interchange_with_weights_on_the_disk(name: str, tmp_path: Path) -> None:
     published, tokens = KINDS[name].build(), tokens_of(name)
     plain, model = adapt(published), adapt(on_disk(published, tmp_path, odd=1))
-    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 3}
+    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 2}
     assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
     assert torch.equal(interchanged(model, tokens), interchanged(plain, tokens))
 
@@ -139,18 +144,18 @@ def test_layers_on_another_device_show_their_activations_on_that_of_the_input(
 ) -> None:
     published, tokens = KINDS[name].build(), tokens_of(name)
     plain = adapt(published)
-    _, cache = plain.run_with_cache(tokens)
+    _, cache = plain.run_with_cache(tokens, **LOOPS)
     with pretend_gpu():
         placed = over_devices(published, lambda k: k > 0 and k % 2 == odd)
         assert {x.device for x in placed.parameters()} == {torch.device("cpu"), DEVICE}
         model = adapt(placed)
         assert model.device == torch.device("cpu")
-        logits, recorded = model.run_with_cache(tokens)
+        logits, recorded = model.run_with_cache(tokens, **LOOPS)
         assert {x.device for x in recorded.values()} == {torch.device("cpu")}
         for site in cache:  # attention on the pretended device has another kernel
             torch.testing.assert_close(recorded[site], cache[site], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(hooked(model, tokens), hooked(plain, tokens))
-        options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 3}
+        options: dict[str, Any] = {"n_loops": 1, "max_new_tokens": 2}
         assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
         assert torch.equal(interchanged(model, tokens), interchanged(plain, tokens))
         parts = recorded.logit_attribution(logits.argmax(-1), from_loop=0)
@@ -183,7 +188,8 @@ def test_the_model_of_a_users_own_code_may_wait_on_the_disk(tmp_path: Path) -> N
     published, tokens = KINDS["ouro"].build(), tokens_of("ouro")
     plain = adapt(published, inputs=tokens, repeat="model.layers")
     model = adapt(on_disk(published, tmp_path, odd=1), inputs=tokens, repeat="model.layers")
-    (logits, cache), (again, recorded) = (x.run_with_cache(tokens) for x in (plain, model))
+    runs = [each.run_with_cache(tokens, **LOOPS) for each in (plain, model)]
+    (logits, cache), (again, recorded) = runs
     assert torch.equal(again, logits)
     assert all(torch.equal(recorded[site], cache[site]) for site in cache)
 
@@ -296,19 +302,20 @@ def test_a_quantised_model_has_the_numbers_of_its_weights_in_float(
     published, tokens = KINDS[name].build(), tokens_of(name)
     plain, model = adapt(mapped(published, dequantised)), adapt(mapped(published, change))
     assert model.dtype == torch.float32
-    logits, cache = plain.run_with_cache(tokens)
-    again, recorded = model.run_with_cache(tokens)
-    assert model.cache_nbytes(*tokens.shape) == recorded.nbytes == cache.nbytes
+    logits, cache = plain.run_with_cache(tokens, **LOOPS)
+    again, recorded = model.run_with_cache(tokens, **LOOPS)
+    assert model.cache_nbytes(*tokens.shape, **LOOPS) == recorded.nbytes == cache.nbytes
     torch.testing.assert_close(again, logits, atol=1e-5, rtol=1e-5)
-    assert (logits - adapt(published)(tokens)).abs().max() > 1e-3  # it is quantised
+    assert (logits - adapt(published)(tokens, **LOOPS)).abs().max() > 1e-3  # it is quantised
     for site in cache:
         torch.testing.assert_close(recorded[site], cache[site], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(hooked(model, tokens), hooked(plain, tokens), atol=1e-5, rtol=1e-5)
     answers = logits.argmax(-1)
     parts = recorded.logit_attribution(answers, from_loop=0)
     assert abs(parts - cache.logit_attribution(answers, from_loop=0)).max() < 1e-5
-    _, grads = model.run_with_cache(tokens, incl_bwd=True, loss_fn=lambda x: x.square().sum())
-    _, expected = plain.run_with_cache(tokens, incl_bwd=True, loss_fn=lambda x: x.square().sum())
+    backward: dict[str, Any] = {"incl_bwd": True, "loss_fn": lambda x: x.square().sum()}
+    _, grads = model.run_with_cache(tokens, **backward, **LOOPS)
+    _, expected = plain.run_with_cache(tokens, **backward, **LOOPS)
     site = "loops.0.blocks.0.hook_resid_pre_grad"
     torch.testing.assert_close(grads[site], expected[site], atol=1e-4, rtol=1e-4)
 
@@ -362,12 +369,12 @@ def test_studies_of_a_quantised_model(change: Callable[[nn.Linear], nn.Linear]) 
     plain, model = adapt(mapped(published, dequantised)), adapt(mapped(published, change))
     base, source = tokens[:2], tokens[1:]
     edges = [
-        edge_study(each, base, source, n_loops=1, n_steps=4, curve_points=3)
+        edge_study(each, base[:1], source[:1], n_loops=1, n_steps=1, curve_points=1)
         for each in (plain, model)
     ]
     assert edges[0].data["effect"].max() > 0.1
     assert abs(edges[0].data["effect"] - edges[1].data["effect"]).max() < 1e-4
-    options: dict[str, Any] = {"n_loops": 2, "component": "resid_pre"}
+    options: dict[str, Any] = {"n_loops": 1, "component": "resid_pre"}
     sweeps = [patching_sweep(each, base, source, **options) for each in (plain, model)]
     assert abs(sweeps[0].data["effect"] - sweeps[1].data["effect"]).max() < 1e-4
     about = describe_model(model)

@@ -429,12 +429,12 @@ def test_decoding_with_a_slot_for_each_loop_and_layer_is_running_the_whole_again
     model = adapted(name)
     prompts = [[1, 2, 3], [7], [4, 5]]
     for n_loops in (2, torch.tensor([3, 1, 2])):
-        how: dict[str, Any] = {"n_loops": n_loops, "max_new_tokens": 6}
+        how: dict[str, Any] = {"n_loops": n_loops, "max_new_tokens": 3}
         cached = generate(model, prompts, **how)
         assert torch.equal(cached, generate(model, prompts, use_cache=False, **how))
-    single = generate(model, [prompts[0]], n_loops=2, max_new_tokens=6)
+    single = generate(model, [prompts[0]], n_loops=2, max_new_tokens=3)
     by_hand = torch.tensor([prompts[0]])
-    for _ in range(6):
+    for _ in range(3):
         token = model(by_hand, n_loops=2)[:, -1].argmax(-1)
         by_hand = torch.cat((by_hand, token[:, None]), 1)
     assert torch.equal(single, by_hand[:, 3:])
@@ -447,7 +447,7 @@ def test_hooks_and_cache_of_a_generation_are_those_of_the_whole(name: str) -> No
     sites = model.addresses(2).addresses.values()
     hooked = next(a.name for a in sites if a.loop == 1 and a.kind == "residual")
     hooks = [(hooked, lambda x, hook: 2 * x), (f"tokens.2.{hooked}", lambda x, hook: -x)]
-    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 4, "fwd_hooks": hooks}
+    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 3, "fwd_hooks": hooks}
     new, kept = generate_with_cache(model, prompts, **options)
     again, recomputed = generate_with_cache(model, prompts, use_cache=False, **options)
     assert torch.equal(new, again) and set(kept) == set(recomputed)
@@ -461,7 +461,7 @@ def test_hooks_and_cache_of_a_generation_are_those_of_the_whole(name: str) -> No
         whole = model.run_with_cache(tokens, n_loops=2)[1]
     for address in sites:
         if address.axes[-1] != "key":
-            theirs = whole[address.name].narrow(address.pos_axis or 0, 2, 4)
+            theirs = whole[address.name].narrow(address.pos_axis or 0, 2, 3)
             torch.testing.assert_close(kept[address.name], theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -471,7 +471,7 @@ def test_padded_prompts_are_continued_as_single_ones(name: str, left: bool) -> N
     model, rows = adapted(name), ([5, 1], [3, 1, 2, 4])
     padded = [[0, 0, 5, 1] if left else [5, 1, 0, 0], rows[1]]
     tokens = torch.tensor(padded)
-    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 5}
+    options: dict[str, Any] = {"n_loops": 2, "max_new_tokens": 3}
     new, kept = generate_with_cache(model, tokens, attention_mask=(tokens > 0).long(), **options)
     for row, prompt in enumerate(rows):
         single, alone = generate_with_cache(model, [prompt], **options)

@@ -157,7 +157,7 @@ def test_an_mlp_over_the_positions_in_the_place_of_attention() -> None:
         expected = trm.native(published, tokens, 3)
     finally:
         handle.remove()
-    sites = [f"loops.{t}.inner.{s}.blocks.0.hook_mix_out" for t in range(3) for s in range(4)]
+    sites = [f"loops.{t}.inner.{s}.blocks.0.hook_mix_out" for t in range(3) for s in range(3)]
     hooks = [(sites, lambda x, hook: x + change)]
     assert (model.run_with_hooks(tokens, n_loops=3, fwd_hooks=hooks) - expected).abs().max() <= 1e-5
     with naming("inputs"):

@@ -12,6 +12,7 @@ from loopinterp.adapters.plain.language_models import RavenConfig, RavenForCausa
 
 def tiny(seed: int = 0, **sizes: int) -> RavenForCausalLM:
     """A random one; no norm or bias is at its neutral initial value."""
+    sizes = {"n_layers_in_recurrent_block": 3, "mean_recurrence": 3} | sizes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = RavenForCausalLM(RavenConfig(**sizes))  # type: ignore[arg-type]

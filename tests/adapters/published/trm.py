@@ -16,4 +16,4 @@ def tiny(seed: int = 0, **settings: Any) -> TinyRecursiveReasoningModel_ACTV1:
     """A random one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return TinyRecursiveReasoningModel_ACTV1(settings).eval()
+        return TinyRecursiveReasoningModel_ACTV1({"L_cycles": 2} | settings).eval()
