@@ -52,11 +52,11 @@ def test_an_interval_is_students_where_there_is_one_setting() -> None:
 
 def test_the_interval_over_settings_covers_the_truth_as_often_as_it_says() -> None:
     generator, inside = np.random.default_rng(0), 0
-    for _ in range(600):
+    for _ in range(400):
         cells = [[generator.normal(k + 0.5, 1, 3), generator.normal(k, 1, 3)] for k in range(4)]
         low, high = pooled(cells).interval(0.95)
         inside += low <= 0.5 <= high
-    assert inside / 600 == pytest.approx(0.95, abs=0.03)
+    assert inside / 400 == pytest.approx(0.95, abs=0.03)
 
 
 def test_a_difference_is_that_of_settings_alike_in_all_else() -> None:

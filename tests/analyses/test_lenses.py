@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -102,7 +101,9 @@ def test_exits_are_those_of_the_right_models() -> None:
         assert (cells["cheapest"].dropna() >= 1).all()
 
 
-def test_the_script_measures_a_model(tmp_path: Path) -> None:
+def test_the_script_measures_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lenses, "BITS", 12)
+    monkeypatch.setattr(lenses, "LONGEST", 4)
     rows = lenses.measure("addition", 4, 1)
     assert {*rows["lens"]} == {*STORED["lens"]}
     assert len(lenses.tables(rows)) == 2

@@ -185,7 +185,7 @@ def test_a_script_finds_the_doubling_of_the_zoo_model_and_none_without_training(
     assert "Plotly" in (tmp_path / "doubling.html").read_text()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "20", *where])
+    monkeypatch.setattr(sys, "argv", ["doubling", "--seed", "1", "--samples", "8", *where])
     doubling.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("no.")
 

@@ -74,18 +74,21 @@ def test_a_training_that_was_stopped_ends_with_the_same_weights(
             steps.append(1)
             return script.run(model, batch, script.draw_loops(data.generator))
 
-        shared.fit(model, data, loss_of, 6, file)
+        shared.fit(model, data, loss_of, 4, file)
         return [*model.parameters()]
 
     expected = trained(tmp_path / "whole", None)
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "part", 5)
+        trained(tmp_path / "part", 3)
     for got, want in zip(trained(tmp_path / "part", None), expected):
         assert torch.equal(got, want)
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_curriculum_goes_on_when_its_deepest_questions_are_answered() -> None:
+def test_the_curriculum_goes_on_when_its_deepest_questions_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "PATIENCE", 80)
     data = shared.Hops(0)
     for _ in range(60):  # 0.95 ** 60 is less than a tenth
         batch = data.draw()
@@ -164,7 +167,10 @@ def test_starts_are_as_far_apart_as_independent_noise(known: models.Known) -> No
 
 
 @torch.no_grad()
-def test_regimes_add_up_and_kinds_cover_all_tokens(known: models.Known) -> None:
+def test_regimes_add_up_and_kinds_cover_all_tokens(
+    known: models.Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_regimes, "LOOPS", 32)
     found = state_regimes.regimes(known, 8)
     for _, each in found.groupby(["model", "token"]):
         assert each["value"].sum() == pytest.approx(1)
@@ -175,8 +181,7 @@ def test_regimes_add_up_and_kinds_cover_all_tokens(known: models.Known) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("part", ["q", "v"])
-def test_what_is_put_in_is_that_of_the_run_from_the_other_state(part: str) -> None:
+def test_what_is_put_in_is_that_of_the_run_from_the_other_state() -> None:
     """Read by hooks, in a run whose state is replaced by one."""
     published, generator = script.build("hops", seed=0).eval(), torch.Generator().manual_seed(0)
     for weight in published.parameters():  # large ones, so that queries matter
@@ -184,20 +189,21 @@ def test_what_is_put_in_is_that_of_the_run_from_the_other_state(part: str) -> No
     known = models.Known("hops", 0, {"looped": published})
     model, batch = known.looped, shared.fresh(2, 40).inputs
     found = query_handoff.of_run(known, batch, 4).query("source == 'another sequence'")
-    (row,) = found.query(f"part == {part!r} and written == 2 and read == 4").to_dict("records")
-    _, states = model.run_with_cache(batch.roll(1, 0), n_loops=4)
-    names = [f"loops.3.blocks.{layer}.attn.hook_{part}" for layer in (0, 1)]
-    kept: dict[str, Tensor] = {}
-    other = states["loops.1.hook_state_post"]
-    hooks = [("loops.1.hook_state_post", lambda _, hook: other)]
-    hooks += [(x, lambda value, hook, x=x: kept.__setitem__(x, value.clone())) for x in names]
-    model.run_with_hooks(batch, n_loops=4, fwd_hooks=hooks)
-    put_in = [(x, lambda _, hook, x=x: kept[x]) for x in names]
-    answers, clean = (
-        model.run_with_hooks(batch, n_loops=4, fwd_hooks=each)[:, -1].argmax(-1)
-        for each in (put_in, [])
-    )
-    assert 0 < row["value"] == pytest.approx((answers != clean).float().mean().item())
+    other = model(batch.roll(1, 0), n_loops=4, return_type="states")[2]
+    clean = model(batch, n_loops=4)[:, -1].argmax(-1)
+    for part in "qv":
+        (row,) = found.query(f"part == {part!r} and written == 2 and read == 4").to_dict("records")
+        names = [f"loops.3.blocks.{layer}.attn.hook_{part}" for layer in (0, 1)]
+        kept: dict[str, Tensor] = {}
+        hooks = [("loops.1.hook_state_post", lambda _, hook: other)]
+        hooks += [
+            (x, lambda value, hook, x=x, kept=kept: kept.__setitem__(x, value.clone()))
+            for x in names
+        ]
+        model.run_with_hooks(batch, n_loops=4, fwd_hooks=hooks)
+        put_in = [(x, lambda _, hook, x=x, kept=kept: kept[x]) for x in names]
+        answers = model.run_with_hooks(batch, n_loops=4, fwd_hooks=put_in)[:, -1].argmax(-1)
+        assert 0 < row["value"] == pytest.approx((answers != clean).float().mean().item())
 
 
 @torch.no_grad()

@@ -44,7 +44,10 @@ def test_exits_are_those_of_the_published_model(model: OuroForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_stage_two_trains_the_gate_alone_to_stop_where_no_loop_helps(ahead: bool) -> None:
+def test_stage_two_trains_the_gate_alone_to_stop_where_no_loop_helps(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "LENGTH", 12)
     model = script.build(3, seed=0)
     for name, value in model.named_parameters():
         if "layernorm_2" in name:  # the layers write nothing, so no loop after the first helps
@@ -68,6 +71,7 @@ def test_labels_are_of_the_last_loop_or_of_the_next(
     gate = torch.nn.Linear(3, 1)
     states = torch.eye(3)[:, None, None]  # another state after each loop, [loop, 1, 1, 3]
     losses = torch.tensor([2.0, 1.0, 1.0]).view(3, 1, 1)
+    monkeypatch.setattr(script, "LENGTH", 9)
     monkeypatch.setattr(script, "run", lambda *_: (losses, gate(states)[..., 0], None))
     model: Any = SimpleNamespace(model=SimpleNamespace(early_exit_gate=gate))
     script.train_gate(model, 900, seed=0, ahead=ahead)
@@ -77,12 +81,12 @@ def test_labels_are_of_the_last_loop_or_of_the_next(
 
 @torch.no_grad()
 def test_measured_are_answers_and_exits_at_the_last_position(model: OuroForCausalLM) -> None:
-    by_loop, rules = measure("looped", 0, model, 40)
+    by_loop, rules = measure("looped", 0, model, 16)
     published = script.build(3, seed=1)
     published.load_state_dict(model.state_dict())
     stops, rights = [], []
     for p in range(1, 9):
-        batch = fresh(p, 40)
+        batch = fresh(p, 16)
         exits = published(batch.inputs).exits[:, -1]  # [batch, loop]
         stops.append((exits.cumsum(1) < 0.5).sum(1).clamp(max=2))
         of_p = by_loop.query("hops == @p").sort_values("loop")

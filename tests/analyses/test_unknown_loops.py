@@ -89,6 +89,13 @@ def same_answers(views: Views, loop: int, pos: int) -> int:
     return -n_same
 
 
+@pytest.fixture(scope="module")
+def found(model_and_batch: tuple[object, Batch]) -> tuple[Cell, list[Views]]:
+    """What the script and plain Python see of one model."""
+    model, batch = model_and_batch
+    return cell(model, batch, N_LOOPS), [*by_hand(model, batch)]
+
+
 @pytest.mark.parametrize(
     ("rule", "number", "threshold", "by_cell"),
     [
@@ -102,17 +109,17 @@ def same_answers(views: Views, loop: int, pos: int) -> int:
 @pytest.mark.parametrize("scope", ["answer", "state"])
 def test_a_rule_stops_where_plain_python_does(
     model_and_batch: tuple[object, Batch],
+    found: tuple[Cell, list[Views]],
     rule: str,
     number: Callable[[Views, int, int], float],
     threshold: float,
     by_cell: float,
     scope: str,
 ) -> None:
-    model, batch = model_and_batch
-    each = cell(model, batch, N_LOOPS)
+    (_, batch), (each, by_example) = model_and_batch, found
     stops = first_ready(each.scores[rule, scope], by_cell).tolist()
     for stop, views, targets, wrong in zip(
-        stops, by_hand(model, batch), batch.targets.tolist(), each.wrong.T.tolist()
+        stops, by_example, batch.targets.tolist(), each.wrong.T.tolist()
     ):
         asked = [pos for pos, right in enumerate(targets) if right != IGNORE]
         places = asked if scope == "answer" else range(len(targets))

@@ -13,6 +13,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.edges import EdgeStudy, UnrolledGraph, edge_study, write_attribution_graph
+from loopinterp.models import LoopedTransformer
 from tests.edges.test_edge_runs import model_with, tokens
 
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
@@ -46,9 +47,14 @@ SCHEMA = fields(
 N_LOOPS = 3
 
 
+def model_of(n_layers: int) -> LoopedTransformer:
+    """Of several heads, or of several layers."""
+    return model_with(n_layers=n_layers, n_heads=3 - n_layers, d_mlp=4, n_prelude=1, n_coda=1)
+
+
 def studied(*, n_layers: int = 2, **options: Any) -> EdgeStudy:
-    model, (base, source) = model_with(n_layers=n_layers, d_mlp=4, n_prelude=1, n_coda=1), tokens()
-    options = {"methods": ["edge_ig"], "n_steps": 3, "curve_points": 3, **options}
+    model, (base, source) = model_of(n_layers), tokens()
+    options = {"methods": ["edge_ig"], "n_steps": 2, "curve_points": 1, "threshold": 0.2, **options}
     return edge_study(model, base, source, n_loops=N_LOOPS, **options)
 
 
@@ -95,7 +101,7 @@ def test_links_add_up_to_the_effects_of_tied_edges(
 
 
 def test_layers_are_those_of_the_unrolled_run_and_addresses_those_of_hooks(tmp_path: Path) -> None:
-    model, result = model_with(n_layers=2, d_mlp=4, n_prelude=1, n_coda=1), studied_once()
+    model, result = model_of(2), studied_once()
     every = int(result.data["pruned"].count())
     document = written(result, tmp_path, score="edge_ig", count=every)
     _, cache = model.run_with_cache(tokens()[0], n_loops=N_LOOPS)

@@ -51,7 +51,7 @@ def test_exact_effects_are_those_of_runs_by_hand() -> None:
     sizes = effects.scores("exact")
     names = effects.graph.sender_names, effects.graph.receiver_names
     compared = effects.compared
-    for s, r in effects.graph.edges.nonzero().tolist()[::9]:
+    for s, r in effects.graph.edges.nonzero().tolist()[::18]:
         ends = {names[0][s]}, {names[1][r], *(f"{names[1][r]}.{slot}" for slot in "qkv")}
         logits, _ = run_by_hand(
             model, base, LOOPS,
@@ -89,7 +89,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_steps"), [("pre", 20), ("post, loop norm, input", 20), ("sandwich, sublayer", 40)]
+    ("name", "n_steps"), [("pre", 12), ("post, loop norm, input", 16), ("sandwich, sublayer", 30)]
 )
 def test_integrated_gradients_add_up_to_the_whole_effect(name: str, n_steps: int) -> None:
     effects = effects_of(name, split=False)
@@ -213,8 +213,8 @@ def test_the_gap_is_what_the_scores_lack_of_the_whole_change() -> None:
         whole = effects.replaced(effects.graph.edges)
         missing = (scores.sum((0, 1)) - whole).mean().abs()
         assert effects.integrals[method].gap == pytest.approx(float(missing))
-        effects.scores(method, rule="adaptive", tolerance=1e-3)
-        assert effects.integrals[method].gap < 1e-3
+        effects.scores(method, rule="adaptive", tolerance=1e-2)
+        assert effects.integrals[method].gap < 1e-2
         effects.scores(method, rule="adaptive", tolerance=1e-9, n_steps=12)
         assert effects.integrals[method].n_gradients == 12  # no more than asked for
 

@@ -50,7 +50,7 @@ def studied(name: str, *, hidden: bool = False) -> EdgeStudy:
     loops = get_program(name).n_loops(N)
     return edge_study(
         compiled(name, hidden=hidden).model, *pairs(name), n_loops=loops, n_steps=6,
-        methods=["edge_ig", "eap"] if hidden else ["exact", "edge_ig"], curve_points=5,
+        methods=["edge_ig", "eap"] if hidden else ["exact", "edge_ig"], curve_points=3,
         threshold=0.005,
     )  # fmt: skip
 
@@ -139,8 +139,9 @@ def test_the_graph_has_the_edges_that_were_kept_with_their_effects() -> None:
 def test_in_the_graph_slots_are_roles() -> None:
     model, (base, source) = model_with(n_layers=1, d_mlp=4), tokens()
     result = edge_study(
-        model, base, source, n_loops=2, methods=["eap"], split=True, neurons={"block.0.one": [0]}
-    )
+        model, base, source, n_loops=2, methods=["eap"], split=True, curve_points=1,
+        threshold=0.2, neurons={"block.0.one": [0]},
+    )  # fmt: skip
     edges = [("input", "block.0.head.1.k", 0), ("block.0.one", "block.0.head.1.v", 1)]
     graph = edge_graph(result, edges)
     assert [(e.target, e.role, e.lag) for e in graph.edges] == [
@@ -156,7 +157,7 @@ def test_in_the_graph_slots_are_roles() -> None:
 def test_groups_slots_and_exact_unrolled_edges_are_options() -> None:
     model, (base, source) = model_with(n_layers=1, d_mlp=4), tokens()
     result = edge_study(
-        model, base, source, n_loops=2, methods=["exact", "eap"], split=True, curve_points=3,
+        model, base, source, n_loops=2, methods=["exact", "eap"], split=True, curve_points=1,
         neurons={"block.0.one": [0, 2]}, unrolled_exact=True, rank_by="effect", threshold=0.1,
     )  # fmt: skip
     receivers = result.data["receiver"].values.tolist()

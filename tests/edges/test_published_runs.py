@@ -88,7 +88,7 @@ def some_paths(name: str, stream_norms: str) -> list[tuple[str, str, tuple[str, 
             paths += [
                 ("prelude.1.ln2_post", "2:block.0.head.0.q", ()),
                 ("prelude.1.ln2_post", "1:block.0.ln1_post", ()),
-                ("2:block.3.ln2_post", "coda.0.ln_coda", ()),
+                (f"2:block.{last}.ln2_post", "coda.0.ln_coda", ()),
                 ("coda.0.ln_coda", "coda.0.head.1.v", ()),
             ]
         return paths
@@ -179,7 +179,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str, stream_norms:
         scores = effects.scores("eap").mean(-1)
         graph, change = effects.graph, effects.source - effects.base
         edges = graph.edges.nonzero().tolist()
-        for s, r in edges[:: len(edges) // 15]:
+        for s, r in edges[:: len(edges) // 8]:
             ends = []
             for step in (small, -small):
                 weights = torch.zeros(graph.edges.shape, dtype=torch.float64)
@@ -191,7 +191,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str, stream_norms:
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "n_steps"), [("ouro", 30), ("huginn", 24), ("albert", 30)])
+@pytest.mark.parametrize(("name", "n_steps"), [("ouro", 30), ("huginn", 24), ("albert", 24)])
 def test_integrated_gradients_add_up_to_the_whole_effect(
     name: str, n_steps: int, stream_norms: Any
 ) -> None:
@@ -214,7 +214,7 @@ def test_norms_as_components_cut_the_stream() -> None:
     )
     edges = set(graph.edge_names)
     assert {s for s, r in edges if r == "1:block.0.head.0"} == {
-        "prelude.1.ln2_post", "0:block.3.ln2_post",
+        "prelude.1.ln2_post", "0:block.2.ln2_post",
     }  # fmt: skip
     assert {s for s, r in edges if r == "1:block.2.ln1_post"} == {
         "1:block.1.ln2_post", "1:block.2.head.0", "1:block.2.head.1",
@@ -249,8 +249,8 @@ def test_a_study_of_an_adapted_model_is_saved_drawn_and_controlled(tmp_path: Any
     base, source = pairs("ouro")
     for stream_norms in ("edges", "nodes"):
         result = edge_study(
-            model_of("ouro"), base, source, n_loops=2, methods=["eap", "edge_ig"], n_steps=4,
-            curve_points=4, split=stream_norms == "edges", stream_norms=stream_norms, threshold=0.2,
+            model_of("ouro"), base, source, n_loops=2, methods=["eap", "edge_ig"], n_steps=2,
+            curve_points=2, split=stream_norms == "nodes", stream_norms=stream_norms, threshold=0.2,
         )  # fmt: skip
         assert result.data["score"].values.tolist() == ["eap", "edge_ig", "random"]
         back = type(result).load(result.save(tmp_path))

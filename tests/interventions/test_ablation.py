@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,9 @@ def cell(found: AblationStudy, name: str, **where: Any) -> float:
     return found.data[name].sel(pos=where.pop("pos", "all"), estimate="value", **where).item()
 
 
-@pytest.mark.parametrize("part", ["head 1.0", "head 0.1", "MLP 0", "attention 1"])
-def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
+@cache
+def zeroed() -> tuple[LoopedTransformer, Batch, AblationStudy]:
+    """A model, some examples, and both without each of its parts."""
     model, batch = without_injection(n_layers=2, d_mlp=8), batch_of(tokens())
     result = ablation_study(
         model,
@@ -64,6 +66,12 @@ def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
         kinds=("zero",),
         when=("all", "one", "from", "upto"),
     )
+    return model, batch, result
+
+
+@pytest.mark.parametrize("part", ["head 1.0", "head 0.1", "MLP 0", "attention 1"])
+def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
+    model, batch, result = zeroed()
     kind, _, where = part.partition(" ")
     layer = int(where.split(".")[0])
     for name, (first, last) in zip(result.data["when"].values, result.spans):
@@ -169,11 +177,11 @@ def test_examples_that_end_sooner_are_read_there():
     args: dict[str, Any] = {"kinds": ("zero",), "when": ("all", "one")}
     mixed = ablation_study(model, batch_of(inputs, ends), **args)
     full = batch_of(inputs, ends)
+    alone = [ablation_study(model, full[row : row + 1], **args) for row in range(BATCH)]
     for part in mixed.data["part"].values:
         for when in ("all loops", "loop 1"):
             expected = 0.0
-            for row in range(BATCH):
-                result = ablation_study(model, full[row : row + 1], **args)
+            for result in alone:
                 names = result.data["when"].values
                 measure = result.data["margin"] if when in names else result.reference("margin")
                 at = {"part": part, "ablation": "zero", "when": when, "pos": "all"}
@@ -185,7 +193,7 @@ def test_examples_that_end_sooner_are_read_there():
 
 def test_of_a_compiled_circuit_used_heads_are_needed_and_distractors_are_not():
     compiled = distract(compile_program("ripple", max_length=6), heads=2, neurons=4, seed=0)
-    result = ablation_study(compiled.model, Addition(), n=5, batch_size=32)
+    result = ablation_study(compiled.model, Addition(), n=5, batch_size=32, when=("all",))
     used = {f"head {node.layer}.{node.head}" for node in compiled.circuit.heads}
     assert result.reference().sel(estimate="value") == 1
     heads = [str(x) for x in result.data["part"].values if str(x).startswith("head")]

@@ -170,7 +170,7 @@ def test_an_exchange_is_one_run_by_hand(name, sites, twice):
     model = random_model(**(WINDOWED | OTHER_MODELS)[name])
     if name in WINDOWED:
         assert reach(model) is not None
-    check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites, twice=twice))
+    check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=16, sites=sites, twice=twice))
 
 
 @pytest.mark.parametrize("name", [*WINDOWED, *OTHER_MODELS])
@@ -182,7 +182,7 @@ def test_a_model_behind_a_vocabulary_goes_on_as_it_does(name):
             model.get_parameter("relative_bias.mlp.2.weight").mul_(20)
     words = tuple(reversed(range(N_TOKENS)))
     mapped = WithVocabulary(model, tokens=words)
-    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=16)
     run = InterchangeRun(mapped, pairs)
     assert torch.equal(run.after(run.base_state), run.base)
     behind = InterchangeRun(model, replace(pairs, inputs=torch.tensor(words)[pairs.inputs]))
@@ -197,12 +197,12 @@ def test_a_model_behind_a_vocabulary_goes_on_as_it_does(name):
     sites=st.integers(1, 4),
     rank=st.integers(0, 3),
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_an_exchange_in_any_small_model_is_one_run_by_hand(
     seed, window, n_layers, causal, sites, rank
 ):
     model = random_model(seed, attention_window=window, n_layers=n_layers, causal=causal)
-    pairs = random_pairs(tokens(seed), n_loops=4, count=24, sites=sites, seed=seed)
+    pairs = random_pairs(tokens(seed), n_loops=4, count=12, sites=sites, seed=seed)
     gauss = torch.randn(D_MODEL, D_MODEL, generator=torch.Generator().manual_seed(seed))
     check(model, pairs, torch.linalg.qr(gauss).Q[:rank] if rank else None)
 
@@ -230,7 +230,7 @@ def test_the_complement_is_what_the_subspace_leaves():
 
 @pytest.mark.parametrize("changes", [{}, {"attention_window": 1}, {"attention_window": 2}])
 def test_an_input_exchanged_with_itself_changes_nothing(changes):
-    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=2)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=16, sites=2)
     pairs = replace(pairs, source=pairs.base, source_loop=pairs.loop)
     model = random_model(**changes)
     run = InterchangeRun(model, pairs)
@@ -243,7 +243,7 @@ def test_an_input_exchanged_with_itself_changes_nothing(changes):
 
 
 def test_pairs_that_put_in_the_bases_own_state_are_not_run(monkeypatch):
-    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=1)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=16, sites=1)
     run = InterchangeRun(random_model(), pairs)
     changed = run.difference.flatten(1).any(1)
     rows_run = []
@@ -279,7 +279,7 @@ def test_inputs_and_pairs_may_go_on_a_few_at_a_time(window, monkeypatch):
 
 
 def test_kinds_of_states_at_once_are_those_one_by_one(generator):
-    run = InterchangeRun(random_model(), random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=2))
+    run = InterchangeRun(random_model(), random_pairs(tokens(), n_loops=N_LOOPS, count=16, sites=2))
     changes = torch.stack([run.difference, random_change(run.difference, generator)])
     exchanged, random = run.after(run.base_state + changes)
     assert torch.equal(exchanged, run.interchange())

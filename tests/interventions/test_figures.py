@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,26 @@ from loopinterp.interventions.patching import PatchingSweep, patching_sweep
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 
 LOOPS, POS = 3, 4
-CASES = list(itertools.product([1, 2], [0, 1], ["resid_pre", "z", "state"], [None, "each"]))
+LAYERS = [(1, 1), (2, 0), (2, 1)]
+"""Of the loop and of the prelude: one or several, with and without."""
+CASES = [
+    (n_layers, n_prelude, component, positions)
+    for n_layers, n_prelude in LAYERS
+    for component in ("resid_pre", "z", "state")
+    for positions in (None, "each")
+    if n_layers != 2 or n_prelude == (positions is None)
+]
 
 
+@cache
 def drawn(
     n_layers: int,
     n_prelude: int,
     component: str,
     positions: str | None,
-    folder: Path,
     metric: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> PatchingSweep:
+    """A sweep, read back from the disk."""
     config = LoopedTransformerConfig(
         d_model=8,
         n_heads=2,
@@ -47,12 +56,13 @@ def drawn(
         positions=positions,
         metric=metric,
     )
-    return PatchingSweep.load(result.save(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        return PatchingSweep.load(result.save(folder))
 
 
 @pytest.mark.parametrize(("n_layers", "n_prelude", "component", "positions"), CASES)
-def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, positions, tmp_path):
-    result = drawn(n_layers, n_prelude, component, positions, tmp_path)
+def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, positions):
+    result = drawn(n_layers, n_prelude, component, positions)
     figures = result.figures()
     assert len(figures) == (2 if n_prelude and component != "state" else 1)
     assert len({figure.title for figure in figures}) == len(figures)
@@ -68,22 +78,24 @@ def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, posit
         assert any("unrelated" in str(text) for text in shown)
 
 
+def first_logit(logits: torch.Tensor) -> torch.Tensor:
+    return logits[..., 0].mean(-1)
+
+
 @pytest.mark.parametrize(("n_layers", "component"), [(1, "resid_pre"), (2, "z")])
 @pytest.mark.parametrize("name", ["loop", "pos", "layer", "site", "recovered", "unrelated input"])
-def test_a_metric_may_have_any_name(name, n_layers, component, tmp_path):
-    def metric(logits: torch.Tensor) -> torch.Tensor:
-        return logits[..., 0].mean(-1)
-
-    metric.__name__ = name
-    result = drawn(n_layers, 1, component, None, tmp_path, metric)
+def test_a_metric_may_have_any_name(name, n_layers, component):
+    result = drawn(n_layers, 1, component, None, first_logit)
+    assert result.metric == "first_logit"
+    result = dataclasses.replace(result, metric=name)
     for figure in result.figures():
         plot: Any = figure.plot
         assert len([x for x in plot.data if getattr(x, "fill", None) != "toself"]) == 4
         assert name in f"{plot.layout.annotations} {[x.name for x in plot.data]}"
 
 
-def test_maps_show_each_measure_with_its_control_beside_it(tmp_path):
-    result = drawn(2, 1, "z", None, tmp_path)
+def test_maps_show_each_measure_with_its_control_beside_it():
+    result = drawn(2, 1, "z", None)
     shown = ("recovered", "control_recovered", "effect", "control_effect")
     for figure, data in zip(result.figures(), (result.data, result.around()["prelude"])):
         plot: Any = figure.plot
@@ -93,8 +105,8 @@ def test_maps_show_each_measure_with_its_control_beside_it(tmp_path):
             np.testing.assert_array_equal(np.ravel(panel.z), cells.ravel())
 
 
-def test_cells_are_those_of_the_result(tmp_path):
-    result = drawn(2, 0, "z", None, tmp_path)
+def test_cells_are_those_of_the_result():
+    result = drawn(2, 0, "z", None)
     panel: Any = result.figures()[0].plot.data[0]
     assert list(panel.x) == ["head 0.0", "head 0.1", "head 1.0", "head 1.1"]
     recovered = result.data["recovered"].sel(pos="all")
@@ -102,8 +114,8 @@ def test_cells_are_those_of_the_result(tmp_path):
     assert panel.z[0][2] == recovered.sel(loop=0, layer=1, head=0)
 
 
-def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
-    result = drawn(2, 0, "z", "each", tmp_path)
+def test_positions_are_drawn_where_a_patch_does_most():
+    result = drawn(2, 0, "z", "each")
     figure = result.figures()[0]
     recovered = result.data["recovered"]
     gain = (recovered - result.data["control_recovered"]).max(["loop", "pos"])
@@ -115,8 +127,8 @@ def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "end"), [(0.25, 0.25), (0.0, 1.0), (1.5, 1.0), (-0.5, 1.0)])
-def test_maps_are_drawn_up_to_the_most_that_is_in_them(most, end, tmp_path):
-    result = drawn(2, 0, "z", None, tmp_path)
+def test_maps_are_drawn_up_to_the_most_that_is_in_them(most, end):
+    result = drawn(2, 0, "z", None)
     measures = ("recovered", "control_recovered", "effect", "control_effect")
     data = result.data.copy(deep=True)
     for name in measures:
