@@ -207,6 +207,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = ASKED | {
         m, d, n=8, loops=[0, 4], n_short=4, n_train=48, n_test=48
     ),
     "patching_sweep": _patching,
+    "local_stability_study": lambda m, d: dynamics.local_stability_study(
+        m, d, n_loops=12, k=1, max_vectors=8, max_products=16, growth_loops=1, lyapunov_loops=8
+    ),
     "reachability_study": lambda m, d: dynamics.reachability_study(
         m, d, n_loops=8, kicks=(0.01, 1.0), n_noise=1, n_others=1, n_draws=1
     ),
@@ -262,6 +265,7 @@ def on_the_cpu(name: str) -> Any:
 )
 def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     decompile_little(monkeypatch)
+    monkeypatch.setattr("loopinterp.dynamics.local_stability.LIMIT_LOOPS", 16)
     here, data = on_the_cpu(name), data_for(name)
     # PyTorch crashes where it differentiates forwards under a dispatch mode; the other way does.
     monkeypatch.setattr(torch.func, "jvp", _no_forward_derivative)

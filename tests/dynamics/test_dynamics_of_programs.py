@@ -94,6 +94,7 @@ def test_an_input_has_as_many_limits_as_the_program_has_ends(name: str) -> None:
     result = reachability_study(
         it.compiled.model,
         it.batch,
+        n_loops=N_LOOPS,
         n_noise=0,
         n_others=OTHERS,
         kicks=(0.01,),

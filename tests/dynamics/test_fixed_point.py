@@ -219,7 +219,8 @@ NEARLY: dict[str, tuple[Map, list[list[float]]]] = {
 @pytest.mark.parametrize("name", NEARLY)
 def test_what_is_nearly_a_cycle_is_not_called_one(name: str, dtype: torch.dtype) -> None:
     f, x0 = NEARLY[name]
-    point = _search(f, x0, dtype, 500)
+    # Longer than any cycle that is looked for; the angle comes back after 355 steps.
+    point = _search(f, x0, dtype, 400 if name == "irrational angle" else 200)
     assert Status.CYCLE not in point.statuses
     assert (point.period == 0).all()
 

@@ -240,9 +240,13 @@ def _transformer() -> LoopedTransformer:
 @pytest.mark.parametrize(
     "study",
     [
-        lambda m, b: reachability_study(m, b, n_loops=40, n_others=1),
-        lambda m, b: local_stability_study(m, b, k=2, n_loops=24, lyapunov_loops=16),
-        lambda m, b: geometry_study(m, b, n_loops=24),
+        lambda m, b: reachability_study(
+            m, b, n_loops=24, kicks=(0.1,), n_noise=1, n_others=1, n_draws=1
+        ),
+        lambda m, b: local_stability_study(
+            m, b, k=1, n_loops=24, max_vectors=10, growth_loops=2, lyapunov_loops=8
+        ),
+        lambda m, b: geometry_study(m, b, n_loops=24, limit_steps=40),
         lambda m, b: attention_stabilisation_study(m, b, n_loops=12),
     ],
 )

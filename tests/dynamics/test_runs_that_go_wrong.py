@@ -73,7 +73,7 @@ NOISE = Starting(lambda h, e: h / 2 + e, start=noise)
 
 STUDIES: dict[str, tuple[Callable[[Any, Batch], Result], Callable[[Any], Any]]] = {
     "convergence": (
-        lambda m, b: convergence_study(m, b, n_loops=LOOPS, n_spectral=1),
+        lambda m, b: convergence_study(m, b, n_loops=LOOPS, limit_steps=LOOPS, n_spectral=1),
         lambda r: r.data["limit_status"] == Status.CONVERGED,
     ),
     "geometry": (
@@ -81,7 +81,9 @@ STUDIES: dict[str, tuple[Callable[[Any, Batch], Result], Callable[[Any], Any]]] 
         lambda r: r.data["limit_status"] == Status.CONVERGED,
     ),
     "reachability": (
-        lambda m, b: reachability_study(m, b, n_loops=LOOPS, n_draws=1),
+        lambda m, b: reachability_study(
+            m, b, n_loops=LOOPS, kicks=(0.1, 1.0), n_noise=1, n_others=1, n_draws=1
+        ),
         lambda r: r.has_limit() & (r.data["period"].sel(start="own") == 1),
     ),
     "input dependence": (
@@ -108,6 +110,13 @@ def batch() -> Batch:
     return ones
 
 
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For runs without a limit; that of a slow cycle takes the usual length."""
+    monkeypatch.setattr("loopinterp.dynamics.local_stability.LIMIT_LOOPS", 64)
+
+
+@pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("run", [*ENDLESS, "orbit"])
 @pytest.mark.parametrize("study", STUDIES)
 def test_where_nothing_rests_no_limit_is_found_and_nothing_attracts(study: str, run: str) -> None:

@@ -290,7 +290,7 @@ def test_the_logit_lens_reads_a_bit_when_the_carry_study_says(trained: LoopedTra
     Pairs of additions differ in all carries, so that a state which has not seen the deciding bit
     says the same of both, and is right in one of them.
     """
-    longest, n = 8, 16
+    longest, n = 6, 12
     study = carry_study(
         trained, Addition(), n=n, max_chain=longest, loops=range(longest + 2), n_train=64, n_test=32
     )

@@ -174,7 +174,7 @@ def differences(
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_transport_is_that_of_finite_differences(kind: str) -> None:
-    model, x = transformer(kind).double(), tokens(3, 3)
+    model, x = transformer(kind).double(), tokens(2, 3)
     lens = fit_jacobian_lens(model, x, n_loops=2, inside=True)
     assert lens.matrix.dtype == torch.float64 and not lens.offset.any()
     assert len(lens.places) == 2 * (model.config.n_layers + 1)  # both loops, but the last state
@@ -187,7 +187,7 @@ def test_the_effect_on_the_own_position_is_had_by_random_signs() -> None:
     model, x = transformer("loop norm", n_layers=1).double(), tokens(2, 2)
     exact = differences(model, x, 2, (0, None), own=True)
     every = differences(model, x, 2, (0, None))
-    estimate = fit_jacobian_lens(model, x, n_loops=2, targets="own", draws=150).matrix[0]
+    estimate = fit_jacobian_lens(model, x, n_loops=2, targets="own", draws=100).matrix[0]
     assert (estimate - exact).norm() < 0.1 * exact.norm() < (every - exact).norm()
 
 

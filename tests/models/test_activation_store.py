@@ -47,7 +47,7 @@ def test_rows_are_those_of_each_prompt_run_by_itself(kind: str, tmp_path: Path) 
     assert rows["pos"].tolist() == [pos for prompt in PROMPTS for pos in range(len(prompt))]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=5), min_size=1, max_size=6),
     st.integers(1, 4000),

@@ -65,16 +65,20 @@ def test_stack_is_what_hooks_see(name: str) -> None:
     for component in ("resid_post", "attn.hook_pattern", "z", "mlp.hook_post"):
         stacked = cache.stack(component, layer=slice(None))
         assert stacked.shape[:2] == (T, model.config.n_layers)
-        for loop in range(T):
-            for layer in range(model.config.n_layers):
-                where = model.site(component, loop=loop, layer=layer, n_loops=T)
-                seen: list[torch.Tensor] = []
+        seen: dict[str, torch.Tensor] = {}
 
-                def keep(activation: torch.Tensor, hook: object, seen=seen) -> None:
-                    seen.append(activation)
+        def keep(activation: torch.Tensor, hook: Any, seen=seen) -> None:
+            seen[hook.name] = activation
 
-                model.run_with_hooks(x, n_loops=T, fwd_hooks=[(where, keep)])
-                torch.testing.assert_close(stacked[loop, layer], seen[0], atol=1e-5, rtol=0)
+        layers = range(model.config.n_layers)
+        where = [
+            [model.site(component, loop=loop, layer=layer, n_loops=T) for layer in layers]
+            for loop in range(T)
+        ]
+        model.run_with_hooks(x, n_loops=T, fwd_hooks=[(names, keep) for names in where])
+        for of_loop, names in zip(stacked, where):
+            for of_layer, name in zip(of_loop, names):
+                torch.testing.assert_close(of_layer, seen[name], atol=1e-5, rtol=0)
     states = model(x, n_loops=T, return_type="states")
     torch.testing.assert_close(cache.stack("hook_state_pre"), states[:-1], atol=1e-5, rtol=0)
     torch.testing.assert_close(cache.stack("hook_state_post"), states[1:], atol=1e-5, rtol=0)

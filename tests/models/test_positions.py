@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -230,6 +230,7 @@ def test_abacus_counts_digits_within_their_number(tokens: list[int], offset: int
     assert got[0].tolist() == [at or offset for at in expected]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 4))
 def test_digits_are_seen_within_the_abacus_window(tokens: list[int], window: int) -> None:
     settings = {"positions": "abacus", "n_ctx": 30, "digit_tokens": (1, 2, 3)}

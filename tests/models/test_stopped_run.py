@@ -167,7 +167,7 @@ def test_no_gradients_are_kept() -> None:
     rate=st.floats(0.05, 0.95),
     exponent=st.integers(1, 4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_batch_equals_its_examples_one_by_one(
     targets: list[float], rate: float, exponent: int
 ) -> None:

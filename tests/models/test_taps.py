@@ -56,10 +56,12 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "train": lambda out: train(TINY, out / "run", progress=False),
     "train_seeds": lambda out: train_seeds(TINY, [0, 1], out / "seeds", progress=False),
     "trainer": lambda out: Trainer(TINY).step(),
-    "tuned lens": lambda out: lenses.fit_tuned_lens(_model(), BATCH, n_loops=3),
+    "tuned lens": lambda out: lenses.fit_tuned_lens(_model(), BATCH, n_loops=3, steps=2),
     "jacobian lens": lambda out: lenses.fit_jacobian_lens(_model(), BATCH, n_loops=2),
-    "subspaces": lambda out: comparison.search_subspaces(_ripple(), BATCH, "ripple", steps=1),
-    "edges": lambda out: edges.edge_study(_ripple(), BATCH, OTHER, methods=["eap"], curve_points=2),
+    "subspaces": lambda out: comparison.search_subspaces(
+        _ripple(), BATCH, "ripple", ranks=(1,), steps=1
+    ),
+    "edges": lambda out: edges.edge_study(_ripple(), BATCH, OTHER, methods=["eap"], curve_points=1),
     "vjp": lambda out: dynamics.vjp(lambda h: h * h, torch.ones(1, 2, 3), torch.ones(1, 2, 3)),
 }
 
@@ -99,7 +101,9 @@ def test_weights_made_in_inference_mode_are_what_is_refused(name: str) -> None:
     fits: dict[str, Callable[[Any], Any]] = {
         "tuned lens": lambda model: lenses.fit_tuned_lens(model, BATCH, n_loops=2, steps=1),
         "jacobian lens": lambda model: lenses.fit_jacobian_lens(model, BATCH, n_loops=2),
-        "edges": lambda model: edges.edge_study(model, BATCH, OTHER),
+        "edges": lambda model: edges.edge_study(
+            model, BATCH, OTHER, n_loops=2, methods=["eap"], curve_points=1
+        ),
     }
     with pytest.raises(InputError) as refused:
         fits[name](made_there)

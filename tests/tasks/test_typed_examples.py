@@ -65,7 +65,7 @@ SHOWN += [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @pytest.mark.parametrize(("name", "options"), SHOWN)
 @given(data=st.data())
 def test_what_decode_shows_is_read_as_it_is_meant(
