@@ -7,6 +7,7 @@ import pytest
 
 from analyses.decompiled_seeds import FILE, PAGE, PROGRAMS, SEEDS, measured, side_by_side
 from analyses.tables_in_pages import PAGES, RESULTS, put
+from tests.test_study_arguments import decompile_little
 
 STORED = pd.read_csv(RESULTS / FILE)
 
@@ -23,6 +24,7 @@ def test_every_seed_stands_beside_the_known_programs() -> None:
 
 
 @pytest.mark.slow
-def test_a_known_program_is_measured_as_it_was_written() -> None:
+def test_a_known_program_is_measured_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    decompile_little(monkeypatch)
     rows = side_by_side(pd.DataFrame(measured("ripple_held_3"))).splitlines()
     assert rows[-1].split(" | ")[4:] == ["1", "1", "1", "3", "3", "3 |"]

@@ -314,7 +314,7 @@ def test_patching_the_stream_is_running_on_from_the_patched_state() -> None:
     patched = table.patching.get_act_patch_resid_pre(
         ours.model, ours.corrupted, ours.clean_cache, ours.metric
     )
-    model, loop, position = ours.model, 1, 2
+    model, loop, position = ours.model, 1, 1
     clean, corrupted = (
         model(tokens, n_loops=table.N_LOOPS, stop_at_loop=loop, return_type="state")
         for tokens in (ours.clean, ours.corrupted)

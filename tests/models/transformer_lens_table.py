@@ -401,7 +401,7 @@ def settings(kind: str) -> tuple[Setting, Setting]:
     with torch.no_grad():
         for parameter in looped.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    clean, corrupted = torch.randint(0, 11, (2, 4, 3), generator=generator).unbind()
+    clean, corrupted = torch.randint(0, 11, (2, 4, 2), generator=generator).unbind()
     if kind == "plain":
         looped = fold_of(looped)
     if kind in ("plain", "unfolded"):
