@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
     ),
     "hrm_text": Kind(
         HRMTextAdapter,
-        hrm_text.tiny,
+        lambda: hrm_text.tiny(L_cycles=2),
         _plain(hrm_text),
         ("model.H_module.layers.0.self_attn.o_proj", "hook_attn_out", -2, 0, 1),
     ),

@@ -75,7 +75,7 @@ def test_a_closed_gate_lets_a_head_say_nothing() -> None:
 def test_the_norm_that_ends_a_stack_makes_its_part_of_the_state() -> None:
     model, tokens = adapt(hrm_text.tiny()), _tokens()
     _, cache = model.run_with_cache(tokens, n_loops=2)
-    for layer, part in ((3, "hook_z_L"), (5, "hook_z_H")):
+    for layer, part in ((5, "hook_z_L"), (7, "hook_z_H")):
         last = cache[f"loops.1.blocks.{layer}.hook_resid_post"]
         rms = last.square().mean(-1, keepdim=True).sqrt()
         assert (cache[f"loops.1.blocks.{layer}.ln_cycle.hook_scale"] - rms).abs().max() < 1e-5

@@ -431,7 +431,7 @@ def fold_of(looped: LoopedTransformer) -> LoopedTransformer:
 def adapter_setting() -> Setting:
     """An adapter of a published model, with two inputs, short: there is nothing to compare with."""
     generator = torch.Generator().manual_seed(0)
-    model = adapt(hrm_text.tiny(num_hidden_layers=1)).unroll(2)
+    model = adapt(hrm_text.tiny(num_hidden_layers=1, L_cycles=2)).unroll(2)
     clean, corrupted = torch.randint(0, 11, (2, 4, 2), generator=generator).unbind()
     with torch.no_grad():
         caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]

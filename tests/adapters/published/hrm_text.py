@@ -16,7 +16,6 @@ def tiny(seed: int = 0, **settings: Any) -> HrmTextForCausalLM:
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
-        "L_cycles": 2,
         "num_attention_heads": 2,
         "head_dim": 16,
         "initializer_range": 0.1,
