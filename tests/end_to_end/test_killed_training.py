@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = ["-m", "loopinterp"]
-SMALL = ["steps=80", "checkpoint_every=10", "curriculum.max_n=3", "model.d_model=32"]
+SMALL = ["steps=40", "checkpoint_every=10", "curriculum.max_n=3", "model.d_model=16"]
 SETTINGS = [part for setting in SMALL for part in ("--set", setting)]
 
 
@@ -31,11 +30,12 @@ def test_a_training_killed_on_the_way_goes_on_with_the_same_command(
 
     uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
     warm_python.run(*train(uninterrupted), env=environment()).check_returncode()
-    command = [sys.executable, *train(killed)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment()) as process:
-        while not (killed / "state" / "checkpoint.safetensors").exists():
-            assert process.poll() is None  # else it ended before its first checkpoint
-        process.send_signal(signal.SIGKILL)
+    process = warm_python.start(train(killed), [os.devnull] * 2, env=environment())
+    while not (killed / "state" / "checkpoint.safetensors").exists():
+        assert process.poll() is None  # else it ended before its first checkpoint
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     warm_python.run(*train(killed), env=environment()).check_returncode()
     for name in ("metrics.jsonl", "model/model.safetensors", "config.json"):
         assert (killed / name).read_bytes() == (uninterrupted / name).read_bytes()

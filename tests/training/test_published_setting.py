@@ -18,7 +18,7 @@ from loopinterp.training import CurriculumConfig, Trainer, apply_settings
 
 SHORT = ["batch_size=4", "steps=40", "curriculum.interval=8", "curriculum.max_n=4"]
 SETTINGS: dict[str, tuple[str, list[str], int]] = {
-    "as published": ("parity", [], 100),
+    "as published": ("parity", [], 30),
     "64 heads, to the end of the cosine": ("parity", SHORT, 40),
     "several layers": ("copy", SHORT, 40),
 }

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from scipy.stats import sem
 
 from loopinterp.core.errors import ConfigError
@@ -79,7 +81,7 @@ class Killed(BaseException):
     """What no handler of ours takes."""
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("after", [0, 3])
 def test_stopped_by_an_exception_it_goes_on(
     sweep_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
@@ -108,22 +110,35 @@ def test_stopped_by_an_exception_it_goes_on(
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_killed_by_a_signal_it_goes_on(tmp_path: Path) -> None:
     assert SMALL.config is not None
-    longer = SMALL.replace(config=SMALL.config.replace(steps=60))
+    longer = SMALL.config.replace(steps=30, checkpoint_every=10)
+    longer = SMALL.replace(config=longer, settings={"base": ()})
     run_sweep(longer, tmp_path / "whole", progress=False)
     out, fork = tmp_path / "killed", multiprocessing.get_context("fork")
-    for n_cells in (1, 3):  # after so many cells, in the middle of the next
+    for seed in (0, 1):  # in the middle of each cell
         child = fork.Process(target=run_sweep, args=(longer, out), kwargs={"progress": False})
         child.start()
-        _wait_for(out, n_cells)
+        _wait_for(folder(out, "base", seed) / "state" / "checkpoint.safetensors")
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-    assert child.exitcode == -signal.SIGKILL and not (out / "sweep.csv").exists()
+        assert child.exitcode == -signal.SIGKILL and trained_cells(out) == CELLS[:seed]
+    assert not (out / "sweep.csv").exists()
     run_sweep(longer, out, progress=False)
     assert _table(out) == _table(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Processes of joblib that have everything imported."""
+    get_reusable_executor().shutdown()
+    monkeypatch.setattr("joblib.externals.loky.backend.context._DEFAULT_START_METHOD", "fork")
+    yield
+    get_reusable_executor().shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`fork` start method should not be used:UserWarning")
+@pytest.mark.usefixtures("forked")
 def test_processes_make_the_same_table(sweep_folder: Path, tmp_path: Path) -> None:
     run_sweep(SMALL, tmp_path / "out", jobs=2, progress=False)
     assert _table(tmp_path / "out") == _table(sweep_folder)
@@ -220,11 +235,11 @@ def _written(out: Path, cell: tuple[str, int]) -> int:
     return (folder(out, *cell) / RESULT).stat().st_mtime_ns
 
 
-def _wait_for(out: Path, n_cells: int) -> None:
+def _wait_for(path: Path) -> None:
     end = time.monotonic() + 60
-    while len(trained_cells(out)) < n_cells:
+    while not path.exists():
         assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.005)
+        time.sleep(0.002)
 
 
 @pytest.fixture
