@@ -15,9 +15,9 @@ from loopinterp.comparison import program_comparison
 def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dearest studies in small, as their sizes are tried in the tests of their rooms.
 
-    Tools are scored on one compiled model, programs are compared on few pairs of few inputs and
-    read off few exchanges in few contexts, probes are fitted to few examples, one eigenvalue in a
-    small space and a short run say how stable a limit is, states are reduced to two numbers at
+    Tools are scored on one short compiled model, programs are compared on few pairs of few inputs
+    and read off few exchanges in few contexts, probes are fitted to few examples, one eigenvalue in
+    a small space and a short run say how stable a limit is, states are reduced to two numbers at
     most, and one direction is learnt in few steps.
     """
 
@@ -26,34 +26,40 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(inspect.unwrap(function).__kwdefaults__, name, value)
 
     def one_model(programs: Any, **options: Any) -> Any:
-        return known_models(programs[:1], **options | {"disguises": options["disguises"][:1]})
+        small = {"disguises": options["disguises"][:1], "n": min(options["n"], 5), "examples": 64}
+        return known_models(programs[:1], **options | small)
 
     def few_comparisons(model: Any, programs: Any, batches: Any, **options: Any) -> Any:
         options = {"pairs": comparison.SpreadPairs()} | options
-        return compare_programs(model, programs, [batch[:128] for batch in batches], **options)
+        return compare_programs(model, programs, [batch[:32] for batch in batches], **options)
 
     def few_examples(model: Any, batch: Any, *args: Any, **options: Any) -> Any:
         return decodability(model, batch[:24], *args, **options)
 
     def few_exchanges(*args: Any, **options: Any) -> Any:
-        return decompilation_study(*args, **options | {"n_exchanges": 400})
+        return decompilation_study(
+            *args, **options | {"n": 3, "lengths": [3, 4], "n_exchanges": 100}
+        )
 
     def one_eigenvalue(*args: Any, **options: Any) -> Any:
         small = {"k": 1, "growth_loops": 2, "lyapunov_loops": 8}
         return stability(*args, **options | small | {"max_vectors": 6, "max_products": 20})
 
     def few_pairs(*args: Any, **options: Any) -> Any:
-        return reduction_study(*args, **options | {"pairs": 32, "ranks": (1, 2)})
+        return reduction_study(*args, **options | {"pairs": 16, "ranks": (1, 2)})
 
     def one_direction(*args: Any, **options: Any) -> Any:
-        return search_subspaces(*args, **options | {"ranks": (1,), "steps": 5})
+        return search_subspaces(
+            *args,
+            **options | {"ranks": (1,), "steps": 2, "pairs": comparison.SpreadPairs(pairs=64)},
+        )
 
     known_models, decompilation_study = benchmark.known_models, decompiler.decompilation_study
     decodability = comparison.decodability
     reduction_study, compare_programs = comparison.reduction_study, comparison.compare_programs
     stability, search_subspaces = dynamics.local_stability_study, comparison.search_subspaces
-    by_default(comparison.SpreadPairs.__init__, pairs=192)
-    by_default(decompiler.decompile, contexts=12, examples=16)
+    by_default(comparison.SpreadPairs.__init__, pairs=96)
+    by_default(decompiler.decompile, contexts=8, tries=2, examples=12)
     by_default(probing.carry_study, n_train=32, n_test=32)
     to_identify = comparison.SpreadPairs(pairs=768, same_value=64, repeated=0.5)
     monkeypatch.setattr(program_comparison, "TO_IDENTIFY", to_identify)

@@ -38,7 +38,7 @@ from tests.training.tiny_run import TINY
 STUDIES = ["stabilisation", "attention"]
 RESULTS = {"generalisation", *STUDIES}
 
-CONFIGURATION = TINY.replace(steps=240, log_every=1, checkpoint_every=3)
+CONFIGURATION = TINY.replace(steps=120, log_every=1, checkpoint_every=3)
 
 
 def _evaluate(folder: Path) -> object:
@@ -174,14 +174,18 @@ class Harness:
                 assert saved.data.identical(load_result(path).data), path.name
 
 
-def kill_at_random(folder: Path, kills: int, *, seed: int = 0) -> Harness:
+def kill_at_random(folder: Path, kills: int, *, in_the_middle: int = 0, seed: int = 0) -> Harness:
     """Kill so many processes, then let what they did come to its end.
+
+    Until so many kills were in the middle of a training, there are more, up to four times as many.
 
     Raises:
         AssertionError: If anything was lost, left in parts, or mixes two runs.
     """
     harness = Harness(folder, random.Random(seed))
-    while sum(harness.kills.values()) < kills:
+    while (done := sum(harness.kills.values())) < 4 * kills and (
+        done < kills or harness.in_the_middle < in_the_middle
+    ):
         harness.kill()
     harness.finish()
     return harness

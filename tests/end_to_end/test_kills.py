@@ -14,5 +14,5 @@ from tests.end_to_end.kills import kill_at_random
 # A kill between checkpoint and model leaves the older model, which is said.
 @pytest.mark.filterwarnings("ignore::loopinterp.training.run.OlderWeightsWarning")
 def test_nothing_is_lost_and_no_result_mixes_runs(tmp_path: Path) -> None:
-    done = kill_at_random(tmp_path, 20)
+    done = kill_at_random(tmp_path, 10, in_the_middle=3)
     assert done.in_the_middle >= 3 and len(done.kills) >= 3

@@ -82,6 +82,7 @@ def _model(n_ctx: int | None = None) -> WithVocabulary:
     return WithVocabulary(Wrapped(SomebodysAdder(), n_ctx), tokens=LETTERS, answers=[6, 4]).eval()
 
 
+@pytest.mark.usefixtures("small_studies")
 def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> None:
     out, origin = tmp_path / "adder", "written by somebody else"
     analysis = analyze_model(
