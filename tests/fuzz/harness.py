@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,12 @@ class Bench:
         for run in (compiled, trained):
             self.cells[run.name] = json.loads(self._make(["evaluate", str(run), *EVALUATE]).out)
             self._make(["analyze", str(run), "--study", "attention"])
-        self.reports = {
-            run.name: _report_of(run, folder / "page.html") for run in (compiled, trained)
-        }
+
+    @cached_property
+    def reports(self) -> dict[str, str]:
+        """The pages of both runs."""
+        page = self.folder / "page.html"
+        return {name: _report_of(self.whole / name, page) for name in self.cells}
 
     def _make(self, words: list[str]) -> Answer:
         answer = call(words)
@@ -267,9 +271,9 @@ def _watched() -> Iterator[None]:
         raise Hang
 
     before: Callable[..., Any] | int | None = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_is_found_in_the_first_cases(warm_python: WarmPython) -> None:
-    command = ["-m", "tests.fuzz", "--cases", "60", "--seed", "0"]
+    command = ["-m", "tests.fuzz", "--cases", "30", "--seed", "0"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = warm_python.run(*command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "60 cases in " in done.stdout and " 0 findings" in done.stdout
+    assert "30 cases in " in done.stdout and " 0 findings" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_crashes_hangs_and_wrong_numbers_are_findings(
 ) -> None:
     bench = Bench(tmp_path)
     number = next(n for n in range(99) if bench.case(0, n).kind == "words")
-    monkeypatch.setattr(harness, "LIMIT", 1)
+    monkeypatch.setattr(harness, "LIMIT", 0.2)
     monkeypatch.setattr(cli, "main", lambda words: time.sleep(5))
     assert bench.case(0, number).ended == "hang"
     monkeypatch.setattr(cli, "main", lambda words: 1 / 0)

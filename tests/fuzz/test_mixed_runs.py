@@ -15,7 +15,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> MixedBench:
 
 
 def test_nothing_is_found_in_the_first_folders(bench: MixedBench) -> None:
-    found = [bench.case(0, number) for number in range(25)]
+    found = [bench.case(0, number) for number in range(20)]
     assert [(what, fault) for what, _, fault in found if fault] == []
 
 
