@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from loopinterp.training.device import (
     with_noise,
 )
 from tests.refusals import naming
+from tests.warm_python import WarmPython
 
 
 def test_threads_are_set_for_a_while_only() -> None:
@@ -196,22 +196,35 @@ def test_a_step_that_is_not_finite_for_one_is_so_for_all(tiny: TrainingConfig) -
     assert first == second
 
 
-def started(folder: Path, config: Path, count: int = 2) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command = [*launcher, "-m", "loopinterp", "train", "--config", str(config)]
-    return subprocess.run(
-        [sys.executable, *command, "--out", str(folder), "--json"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+TORCHRUN = """\
+import torch.distributed.run
+from loopinterp import cli
+launch = torch.distributed.run.elastic_launch
+def forked(config, entrypoint, **options):
+    config.start_method = "fork"
+    run = launch(config, cli.main, **options)
+    return lambda *words: run(list(words[words.index("loopinterp") + 1:]))
+torch.distributed.run.elastic_launch = forked
+torch.distributed.run.main()
+"""
+"""What torchrun does, but that its processes are forked, with everything imported."""
+
+
+def started(
+    python: WarmPython, folder: Path, config: Path, count: int = 2
+) -> subprocess.CompletedProcess[str]:
+    launcher = ["--standalone", f"--nproc-per-node={count}", "-m", "loopinterp"]
+    words = ["train", "--config", str(config), "--out", str(folder), "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return python.run("-c", TORCHRUN, *launcher, *words, cwd=ROOT, env=environment, timeout=240)
 
 
 @pytest.mark.slow
 def test_torchrun_goes_on_with_a_run_of_one_process(
-    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TrainingConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    warm_python: WarmPython,
 ) -> None:
     """It ends as the one process would have; one process writes, and says so once."""
     full, real = train(tiny, tmp_path / "whole", progress=False), Trainer.advance
@@ -227,7 +240,7 @@ def test_torchrun_goes_on_with_a_run_of_one_process(
             train(tiny, tmp_path / "run", progress=False)
     assert Run.load(tmp_path / "run").steps_done == 10
     (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
-    done = started(tmp_path / "run", tmp_path / "config.json")
+    done = started(warm_python, tmp_path / "run", tmp_path / "config.json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 24
     run = Run.load(tmp_path / "run")
