@@ -62,10 +62,12 @@ def make_checker() -> Any:
         @functools.wraps(function)
         def first_calls_checked(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls, test
+            if config.jaxtyping_disable:  # nothing is counted: a compiled call would see it change
+                return function(*args, **kwargs)
             if test != _test:
                 calls, test = 0, _test
             calls += 1
-            if calls > CALLS or config.jaxtyping_disable:
+            if calls > CALLS:
                 return function(*args, **kwargs)
             return checked(*args, **kwargs)
 
