@@ -109,8 +109,7 @@ _SCROLLED = """() => [...document.querySelectorAll('main *')].filter((node) =>
   .map((node) => node.className || node.tagName)"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [WIDE, PHONE])
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (WIDE, "dark"), (PHONE, "light")])
 def test_every_figure_is_drawn_without_complaint_or_request(
     opener: Opener, width: int, scheme: str
 ) -> None:
@@ -168,8 +167,8 @@ def motionless(opener: Opener) -> Iterator[Page]:
     page.context.close()
 
 
-def test_figures_wait_until_they_come_near(fresh: Fresh) -> None:
-    page = fresh()
+def test_figures_wait_until_they_come_near(steady: Page) -> None:
+    page = steady
     last = page.locator("section > figure.card").last
     assert last.get_attribute("data-drawn") is None
     last.scroll_into_view_if_needed()
@@ -222,8 +221,15 @@ def test_the_theme_can_be_switched_and_figures_follow(fresh: Fresh) -> None:
         " !== light",
         arg=light,
     )
-    page.reload()
+    page.reload(wait_until="domcontentloaded")
     assert page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_the_keyboard_reaches_the_summary_first(motionless: Page) -> None:
+    page = motionless
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().width") > 50
 
 
 def test_with_reduced_motion_nothing_plays(motionless: Page) -> None:
@@ -267,15 +273,16 @@ def test_a_link_to_a_folded_figure_opens_the_fold(motionless: Page) -> None:
     assert folded.locator("svg.main-svg").first.evaluate("(svg) => svg.clientWidth") > 500
 
 
-def test_the_keyboard_reaches_the_summary_first(fresh: Fresh) -> None:
-    page = fresh()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    assert page.evaluate("document.activeElement.getBoundingClientRect().width") > 50
+@pytest.fixture(scope="module")
+def printed(opener: Opener) -> Iterator[Page]:
+    """A dark page that is printed, and is then as it was but for figures that are drawn."""
+    page = opener(scheme="dark", motion="reduce").page
+    yield page
+    page.context.close()
 
 
-def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
-    page = fresh(scheme="dark")
+def test_everything_is_drawn_for_print(printed: Page) -> None:
+    page = printed
     assert page.locator("figure.card[data-drawn]").count() < N_FIGURES
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function(
@@ -296,9 +303,8 @@ def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
     assert page.locator("details[open]").count() == 0  # as they were
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_paper_nothing_is_cut_off_folded_or_to_be_pressed(fresh: Fresh, scheme: str) -> None:
-    page = fresh(scheme=scheme)
+def test_on_paper_nothing_is_cut_off_folded_or_to_be_pressed(printed: Page) -> None:
+    page = printed
     page.set_viewport_size({"width": 680, "height": 1009})  # an A4 sheet within its margins
     page.emulate_media(media="print")
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
@@ -328,8 +334,8 @@ def test_a_figure_in_space_brings_its_own_library_beside_the_flat_ones(
     figures = [Figure(title=title, plot=plot, caption="") for title, plot in plots.items()]
     figures_of.register(Spatial, lambda _: figures)
     found = Spatial.of(synthetic.Took(1.0), section="other")
-    opened = Opener(browser, write_results({"a": found}, tmp_path / "page.html", title="x"))()
-    page = opened.page
+    page_path = write_results({"a": found}, tmp_path / "page.html", title="x")
+    page = Opener(browser, page_path)(PHONE).page  # in software, a small space is drawn sooner
     page.evaluate("report.drawAll()")
     page.wait_for_function(
         "() => document.querySelectorAll('figure.card[data-drawn]').length === 3"
@@ -342,9 +348,8 @@ def test_a_figure_in_space_brings_its_own_library_beside_the_flat_ones(
     page.context.close()
 
 
-@pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_rows_of_panels_have_their_titles_and_whole_numbers_their_ticks(
-    browser: Browser, tmp_path: Path, width: int
+    browser: Browser, tmp_path: Path
 ) -> None:
     class Grid(synthetic.Synthetic, kind="grid"):
         pass
@@ -360,16 +365,23 @@ def test_rows_of_panels_have_their_titles_and_whole_numbers_their_ticks(
     figures = [Figure(title=title, plot=plot, caption="") for title, plot in plots.items()]
     figures_of.register(Grid, lambda _: figures)
     found = Grid.of(synthetic.Took(1.0), section="other")
-    opened = Opener(browser, write_results({"a": found}, tmp_path / "page.html", title="x"))(width)
+    opened = Opener(browser, write_results({"a": found}, tmp_path / "page.html", title="x"))()
     page = opened.page
-    page.evaluate("report.drawAll()")
-    titles, ticks = page.evaluate("""() => {
-      const [rows, map] = document.querySelectorAll('figure.card');
-      const texts = (figure, what) => [...figure.querySelectorAll(what)].map((t) => t.textContent);
-      return [texts(rows, "text[class^='y'][class$='title']"), texts(map, '.xtick text')];
-    }""")
-    assert list(dict.fromkeys(titles)) == ["share", "bits"]
-    assert ticks == ["0", "1"]
+    widths = []
+    for width in (WIDE, PHONE):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.evaluate("report.drawAll()")
+        titles, ticks, drawn = page.evaluate("""() => {
+          const [rows, map] = document.querySelectorAll('figure.card');
+          const texts = (figure, what) =>
+            [...figure.querySelectorAll(what)].map((t) => t.textContent);
+          return [texts(rows, "text[class^='y'][class$='title']"), texts(map, '.xtick text'),
+                  rows.querySelector('svg.main-svg').clientWidth];
+        }""")
+        assert list(dict.fromkeys(titles)) == ["share", "bits"]
+        assert ticks == ["0", "1"]
+        widths.append(drawn)
+    assert widths[0] > PHONE > widths[1]
     page.context.close()
 
 
