@@ -5,6 +5,7 @@ Screenshots are left in ``build/artefacts``, for whoever wants to see what was t
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -47,11 +48,14 @@ _OVERLAPS = """(node) => {
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[str]:
     """The address of a JupyterLab that serves one notebook."""
-    import nbformat  # which takes seconds
-
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL.strip())])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, tmp_path / "explorer.ipynb")
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": CELL.strip()}
+    notebook = {
+        "cells": [cell | {"execution_count": None, "outputs": []}],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (tmp_path / "explorer.ipynb").write_text(json.dumps(notebook))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -108,14 +112,19 @@ def run_until_shown(page: Page, shown: Locator) -> None:
     """Run the cell; again if its key came before the notebook had its kernel."""
     from playwright.sync_api import TimeoutError as NotYet
 
-    for _ in range(5):
-        page.locator(".jp-Notebook .jp-CodeCell").first.click()
+    cell = page.locator(".jp-Notebook .jp-CodeCell").first
+    lost = "() => document.querySelector('.jp-CodeCell .jp-InputPrompt').innerText.includes('[ ]')"
+    for _ in range(10):
+        cell.click()
         page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(1500)
         try:
-            shown.wait_for(timeout=45_000)
-            return
+            if not page.evaluate(lost):
+                shown.wait_for(timeout=45_000)
+                return
         except NotYet:
-            page.reload()
+            pass
+        page.reload()
     shown.wait_for()
 
 
