@@ -42,7 +42,7 @@ from loopinterp.programs.mutations import (
 )
 from loopinterp.programs.paired_runs import PairedRuns, repeated_states
 from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
-from loopinterp.tasks import Addition
+from loopinterp.tasks import IGNORE, Addition
 from tests.programs.injected_carries import HOLDS, simulated
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -90,6 +90,27 @@ def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(n
     across = comparison.interventions["loop"] != comparison.interventions["source_loop"]
     assert 0.4 < across.mean() < 0.6
     assert 0.03 < (comparison.interventions["second_loop"] >= 0).mean() < 0.1
+
+
+@pytest.mark.parametrize("name", ["ripple from one", "lookahead"])
+def test_clean_runs_that_differ_are_counted(name):
+    """By loop and input; before T(n) only where both decide."""
+    begun = changed(RIPPLE, "from one", prepare={"carry": full(1)})
+    other = begun if name == "ripple from one" else get_program(name)
+    comparison = equivalence_at(RIPPLE, other, ProgramOffset(), lengths=(3,))
+    batch, n_loops = inputs_of(Addition(), (3,), EXAMPLES, seed=0), other.n_loops(3)
+    one, two = (x.trace(batch.inputs, n_loops).outputs.tolist() for x in (RIPPLE, other))
+    differ = [
+        any(
+            x != y and (loop == n_loops or min(x, y) >= 0)
+            for x, y, target in zip(one[loop][k], two[loop][k], batch.targets[k].tolist())
+            if target != IGNORE
+        )
+        for loop in range(n_loops + 1)
+        for k in range(len(batch))
+    ]
+    assert 0 < comparison.natural_share == sum(differ) / len(differ)
+    assert not comparison.equivalent
 
 
 def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_position():
