@@ -6,6 +6,7 @@ thread that opened them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -16,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from loopinterp.models.addresses import SiteMap
+
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 class _LoopHookPoint(HookPoint):
@@ -55,6 +59,21 @@ class _LoopHookPoint(HookPoint):
         handle = super().add_hook(checked, dir=dir, **options)
         handle.user_hook = function
         return handle
+
+
+def as_written(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function in Python even where its caller is compiled.
+
+    ``torch.compile`` does not look again which hooks are on, so that they would be silent.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def check_returned(returned: Any, tensor: Tensor, hook: HookPoint) -> None:
@@ -345,6 +364,7 @@ class LoopHooks(HookedRootModule):
         point.name = address.name
         return point
 
+    @as_written
     def _hooked(self, n_loops: int, *, is_set: bool) -> list[tuple[Address, HookPoint]]:
         """The hook points of a run that carry hooks; ``is_set``: its loops are not by the rule."""
         scopes = _open_scopes(self._points)

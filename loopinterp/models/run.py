@@ -15,7 +15,7 @@ from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
 from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
-from loopinterp.models.hooks import LoopHooks
+from loopinterp.models.hooks import LoopHooks, as_written
 from loopinterp.models.iteration import Iteration
 from loopinterp.models.protocol import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
@@ -152,7 +152,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         span = loop_span(start_at_loop, stop_at_loop, loops, state)
         points = self._hooked(loops, is_set=self._is_set(n_loops))
         taps = Taps([*self._stop(stop_at_layer, loops, n_loops, return_type), *points])
-        return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
+        run = as_written(self._run) if points else self._run
+        return run(inputs, n_loops, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
         self,

@@ -285,26 +285,38 @@ def test_checkpointed_runs_have_the_gradients_of_their_hooks(use_reentrant: bool
     assert torch.allclose(gradient(stays), expected, atol=1e-6)
 
 
-@pytest.mark.usefixtures("no_type_checks")  # whose code cannot be traced
-@pytest.mark.parametrize("order", ["runs first", "hooks first"])
+@pytest.mark.usefixtures("no_type_checks")  # whose code cannot be traced, and which count calls
+@pytest.mark.parametrize("first", ["a clean run", "a hook", "a look at the points"])
 @torch.no_grad()
-def test_a_compiled_model_fires_hooks_in_any_order(order: str) -> None:
+def test_a_compiled_model_fires_the_hooks_that_are_on(first: str) -> None:
     torch._dynamo.reset()
     model = build("plain", n_layers=1).unroll(2)
-    x = some_inputs(model)
+    x, other = some_inputs(model), "loops.0.blocks.0.hook_attn_out"
     compiled = torch.compile(model, backend="eager")
-    clean = model(x)
-    if order == "runs first":
-        assert torch.allclose(compiled(x), clean, atol=1e-5)
+    clean, double = model(x), lambda x, hook: 2 * x
+
+    def need_same(*, changed: bool) -> None:
+        expected = model(x)
+        assert torch.allclose(expected, clean, atol=1e-5) != changed
+        assert torch.allclose(compiled(x), expected, atol=1e-5)
+
+    if first == "a look at the points":
+        assert model.hook_dict
+    if first != "a hook":
+        need_same(changed=False)
     model.add_hook(SITE, zero)
-    hooked = model(x)
-    assert not torch.allclose(hooked, clean, atol=1e-3)
-    assert torch.allclose(compiled(x), hooked, atol=1e-5)
+    need_same(changed=True)
+    model.add_hook(other, double)
+    need_same(changed=True)
     model.reset_hooks()
-    assert torch.allclose(compiled(x), clean, atol=1e-5)
-    if order == "hooks first":  # and once more
-        with model.hooks(fwd_hooks=[(SITE, zero)]):
-            assert torch.allclose(compiled(x), hooked, atol=1e-5)
+    need_same(changed=False)
+    model.add_hook(SITE, double)  # at the same site another
+    need_same(changed=True)
+    model.reset_hooks()
+    for site, hook in ((other, zero), (SITE, zero)):
+        with model.hooks(fwd_hooks=[(site, hook)]):
+            need_same(changed=True)
+    need_same(changed=False)
     torch._dynamo.reset()
 
 
