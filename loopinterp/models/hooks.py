@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from loopinterp.models.addresses import SiteMap
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _LoopHookPoint(HookPoint):
@@ -70,7 +71,8 @@ def as_written(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
+            plain: Any = torch.compiler.disable(function)
+            return plain(*args, **kwargs)
         return function(*args, **kwargs)
 
     return call

@@ -98,7 +98,10 @@ def test_every_program_of_addition_is_named_where_it_is_listed_and_no_other_wher
 ):
     # The first look alone: what is asked of a name beyond it is tested on short lists, below.
     candidates, batch, pairs = among_all()
-    evidence = gather_evidence(compiled(program), candidates, [batch], lambda *_: pairs, seed=0)
+    model = compiled(program)
+    evidence = gather_evidence(
+        model, candidates, [batch], lambda model, programs, batch, generator: pairs, seed=0
+    )
     counts = count_evidence([evidence]).sel(model=0)
     assert decide(counts).identified == program
     others = [p for p in ADDITIONS if p != program]

@@ -77,7 +77,7 @@ def test_stack_is_what_hooks_see(name: str) -> None:
         ]
         model.run_with_hooks(x, n_loops=T, fwd_hooks=[(names, keep) for names in where])
         for of_loop, names in zip(stacked, where):
-            for of_layer, name in zip(of_loop, names):
+            for of_layer, name in zip(of_loop, map(str, names)):
                 torch.testing.assert_close(of_layer, seen[name], atol=1e-5, rtol=0)
     states = model(x, n_loops=T, return_type="states")
     torch.testing.assert_close(cache.stack("hook_state_pre"), states[:-1], atol=1e-5, rtol=0)
