@@ -265,7 +265,7 @@ def rules_table(far: pd.DataFrame) -> str:
     columns = [(None, rule) for rule in (ORACLE, *FIXED)] + columns + [("answer", "confidence")]
     rows = []
     for name, cells in by_model(far):
-        row = [name, cells.index[0][1]]
+        row = [name, cells["length"].iloc[0]]
         for scope, rule in [*columns, *((None, rule) for rule in CONFIDENT)]:
             found = picked(cells, rule, scope).sort_values("exact_match", kind="stable")
             pairs = zip(found["exact_match"], found["loops"])
@@ -329,7 +329,7 @@ def shifts_table(cells: pd.DataFrame) -> str:
         exact = [picked(each, rule)["exact_match"].min() for rule in rules]
         shown = ["–" if pd.isna(x) else f"{x:.2f}" for x in exact]
         moves = (f"{each[x].median():.0e}" for x in ("residual_at_t", "residual_last"))
-        rows.append([name, each.index[0][1], *shown, *moves])
+        rows.append([name, each["length"].iloc[0], *shown, *moves])
     header = [*(f"{k:+d}" for k in SHIFTS), "2 T(n)", FIXED["last"]]
     return table(["model", "n", *header, "residual at T(n)", f"residual at {CAP}"], rows)
 
@@ -341,18 +341,14 @@ def picked(
     rows = cells.loc[cells["rule"] == rule]
     if scope is not None:
         rows = rows.loc[(rows["reads"] == scope) & (rows["choice"] == choice)]
-    return rows if rows.index.names == CELL else rows.set_index(CELL).sort_index()
-
-
-CELL = ["distribution", "length"]
+    return rows.set_index(["distribution", "length"]).sort_index()
 
 
 def by_model(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of each model by cell: the zoo's in the order of MODELS, then runs."""
-    each = dict(iter(cells.groupby("model")))
+    """The rows of each model: the zoo's in the order of MODELS, then runs."""
     for name in dict.fromkeys([*MODELS, *cells["model"]]):
-        if name in each:
-            yield name, each[name].set_index(CELL).sort_index()
+        if len(rows := cells.loc[cells["model"] == name]):
+            yield name, rows
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-_status: int | None = None  # with which Python is about to end; None: not as it always does
+_status: int | None = None  # to end with; None where Python ends as usual, as after an interrupt
 
 
 def _leave() -> None:
