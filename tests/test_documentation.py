@@ -26,7 +26,9 @@ torch.set_num_threads(1)
 del warnings, torch
 """
 SMALL = Path(__file__).with_name("small_studies.py").read_text().partition("annotations\n")[2]
-SMALL_STUDIES = re.compile(r"compare_programs|decompil|local_stability|carry_study|autoencoder")
+SMALL_STUDIES = re.compile(
+    r"compare_programs|decompil|local_stability|carry_study|edge_study|autoencoder"
+)
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
