@@ -16,6 +16,7 @@ from loopinterp.core.errors import CheckpointError, ConfigError, InputError, unk
 from loopinterp.core.results import config_hash
 from loopinterp.core.settings import Settings, settings
 from loopinterp.core.storage import read_json_object, read_tensors_and_metadata
+from loopinterp.models.weights import seeded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,8 +148,7 @@ class AdaptedModelConfig(Settings):
             known = [f.name for f in dataclasses.fields(code.imported(code.config))]
             for name in self.sizes.keys() - {*known}:
                 raise unknown_name("sizes", name, known, error=ConfigError)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             # HRM and TRM take their settings as a mapping.
             of_mapping = self.architecture in ("hrm", "trm")
             config = dict(self.sizes) if of_mapping else code.imported(code.config)(**self.sizes)

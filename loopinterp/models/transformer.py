@@ -28,6 +28,7 @@ from loopinterp.models.positions import (
 from loopinterp.models.protocol import check_each, check_features, check_tokens, refuse
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
+from loopinterp.models.weights import seeded
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -57,8 +58,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         super().__init__(config.n_loops)
         self.config = config
         d_model = config.d_model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(check_seed(seed))
+        with seeded(check_seed(seed)):
             self.embedding: nn.Module = (
                 nn.Linear(config.d_features or 0, d_model)
                 if config.d_vocab is None

@@ -8,7 +8,7 @@ hook on each module. An adapter computes layers itself, so it enters these hooks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -24,6 +24,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.positions import AttentionContext
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw weights from a seed. The caller's random numbers go on as if none had been drawn.
+
+    ``torch.manual_seed`` would seed all GPUs besides, where only the CPU's generator is put back.
+    """
+    device = torch.get_default_device()
+    if device.type in ("cpu", "meta"):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+    else:
+        with torch.random.fork_rng(device_type=device.type):
+            torch.manual_seed(seed)
+            yield
 
 
 class LinearMap(nn.Linear):

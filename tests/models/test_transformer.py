@@ -296,6 +296,21 @@ def test_same_seed_same_weights_and_no_global_seeding() -> None:
     assert not torch.equal(one.W_E, other.W_E)
 
 
+def test_no_gpu_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its generator would not be put back: the user's next random numbers would be others."""
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    build("plain", seed=3)
+    assert seeds == []
+    torch.manual_seed(3)
+    assert seeds == [3]
+
+
+def test_weights_are_drawn_where_they_are_put() -> None:
+    with torch.device("meta"):
+        assert build("plain").W_E.device.type == "meta"
+
+
 def test_each_weight_is_held_once() -> None:
     model = build("demo")
     model(some_inputs(model), n_loops=9)
