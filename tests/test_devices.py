@@ -243,7 +243,7 @@ def data_for(name: str) -> Any:
 
 def model_for(name: str) -> LoopedTransformer:
     if name in OF_KNOWN:
-        return compile_program("ripple", max_length=17).model
+        return compile_program("ripple", max_length=7).model
     return model_of("two answers")
 
 

@@ -101,7 +101,8 @@ def decompile_little(patch: pytest.MonkeyPatch) -> None:
     from loopinterp.decompiler import decompilation
 
     sizes = inspect.unwrap(decompiler.decompile).__kwdefaults__
-    for size, small in {"contexts": 8, "tries": 2, "examples": 12}.items():
+    little = {"contexts": 6, "tries": 2, "examples": 8, "tolerances": (0.05,)}
+    for size, small in little.items():
         patch.setitem(sizes, size, small)
     held_out = decompilation.held_out
     patch.setattr(decompilation, "held_out", lambda r, p, _, draws: held_out(r, p, 300, draws))
