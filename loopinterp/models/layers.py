@@ -221,8 +221,10 @@ def tapped_norm(
     tap: Tap = SILENT,
     name: str = "",
 ) -> Float[Tensor, "*shape d_model"]:
+    if tap is SILENT:
+        return apply_norm(x, weight, bias, eps)
     scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
-    if tap is SILENT or not tap.listens(scale_name, normalized_name):
+    if not tap.listens(scale_name, normalized_name):
         return apply_norm(x, weight, bias, eps)
     if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
         # The recorded values are rounded; the run does not use them.

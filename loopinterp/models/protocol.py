@@ -110,7 +110,7 @@ def check_features(inputs: Tensor, d_features: int | None) -> None:
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
     tokens = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
     _check_kind(inputs, tokens, "integers [batch, pos] (uint8 or int8 to int64)")
-    low, high = int(inputs.min()), int(inputs.max())
+    low, high = map(int, inputs.aminmax())
     if low < 0 or high >= d_vocab:
         expected = f"tokens from 0 to {d_vocab - 1}"
         raise InputError("inputs", expected=expected, given=f"{low} to {high}", fix=fix)

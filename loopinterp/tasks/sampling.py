@@ -448,7 +448,10 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
     """The inputs, if they are int64 tokens [batch, pos] in ``0 .. d_vocab - 1``."""
     tokens = inputs_of(inputs)
     well_typed = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
-    fits = well_typed and tokens.ndim == 2 and ((tokens >= 0) & (tokens < d_vocab)).all()
+    fits = well_typed and tokens.ndim == 2
+    if fits and tokens.numel():
+        low, high = map(int, tokens.aminmax())
+        fits = low >= 0 and high < d_vocab
     expected = f"tokens in 0..{d_vocab - 1}, as int64 tokens of shape [batch, pos]"
     fix = "Pass the tokens of a batch of this task and format, tokens[None] for one example."
     need(fits, what, expected, tokens, fix)

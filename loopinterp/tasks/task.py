@@ -200,7 +200,7 @@ def check_values(batch: Batch) -> None:
     d_vocab, d_vocab_out = (getattr(batch.task, name, None) for name in ("d_vocab", "d_vocab_out"))
     ranges = {  # values, the least of them, and the first number beyond them
         "inputs": (batch.inputs, 0, d_vocab),
-        "targets": (batch.targets[batch.targets != IGNORE], 0, d_vocab_out),
+        "targets": (batch.targets.masked_fill(batch.targets == IGNORE, 0), 0, d_vocab_out),
         "n": (batch.n, 1, None),
         "n_loops": (batch.n_loops, 0, MOST_LOOPS + 1),
     }
@@ -209,7 +209,7 @@ def check_values(batch: Batch) -> None:
         if values.is_floating_point():
             need(values.isfinite().all(), what, "finite numbers", values, _FIX)
         elif values.numel():
-            low, high = (int(x) for x in values.aminmax())
+            low, high = map(int, values.aminmax())
             fits = low >= least and (end is None or high < end)
             expected = f"integers >= {least}" if end is None else f"integers in {least}..{end - 1}"
             but = f", or IGNORE ({IGNORE}) without a target" if name == "targets" else ""
