@@ -134,7 +134,8 @@ def pooled(settings: Sequence[Sequence[ArrayLike]]) -> Estimate:
         settings: For each setting the values of one cell's seeds, or of two cells' (first less
             second); a setting without a known value in one of them is left out.
     """
-    known = [[pd.Series(cell).dropna() for cell in cells] for cells in settings]
+    known = [[np.asarray(cell, float) for cell in cells] for cells in settings]
+    known = [[cell[~np.isnan(cell)] for cell in cells] for cells in known]
     known = [cells for cells in known if all(len(cell) for cell in cells)]
     every = [cell for cells in known for cell in cells]
     models, freedom = sum(map(len, every)), sum(len(cell) - 1 for cell in every)
@@ -181,21 +182,32 @@ def rank_correlation(found: pd.DataFrame) -> Estimate:
     of_setting = [rows[["score", "exact_far"]].to_numpy() for _, rows in models.groupby(SETTING)]
     if not of_setting:
         return UNKNOWN._replace(models=0)
-    generator, drawn = np.random.default_rng(0), []
-
-    def spearman(pairs: np.ndarray) -> float:
-        if len(pairs) < 3 or (np.ptp(pairs, axis=0) == 0).any():
-            return np.nan
-        return float(np.corrcoef(stats.rankdata(pairs, axis=0).T)[0, 1])
-
-    for _ in range(RESAMPLES):
-        picked = generator.integers(0, len(of_setting), len(of_setting))
-        drawn.append(spearman(np.concatenate([of_setting[k] for k in picked])))
-    known = tuple(x for x in drawn if not np.isnan(x))
-    value = spearman(models[["score", "exact_far"]].to_numpy())
+    drawn = np.empty(RESAMPLES)
+    picked = np.random.default_rng(0).integers(0, len(of_setting), (RESAMPLES, len(of_setting)))
+    sizes = np.array([len(rows) for rows in of_setting])[picked].sum(1)
+    for size in np.unique(sizes):  # all at once that have as many models
+        samples = [np.concatenate([of_setting[k] for k in row]) for row in picked[sizes == size]]
+        drawn[sizes == size] = spearman(np.stack(samples))
+    known = tuple(map(float, drawn[~np.isnan(drawn)]))
+    value = float(spearman(models[["score", "exact_far"]].to_numpy()[None])[0])
     if np.isnan(value) or len(known) < RESAMPLES / 2:
         return UNKNOWN._replace(value=value, models=len(models))
     return Estimate(value, float(np.std(known)), np.nan, len(models), known)
+
+
+def spearman(samples: np.ndarray) -> np.ndarray:
+    """Rank correlation of the pairs of each sample, from ``[sample, pair, 2]``.
+
+    NaN of fewer than three pairs, and where one of the two is the same in all pairs.
+    """
+    if samples.shape[1] < 3:
+        return np.full(len(samples), np.nan)
+    ranks = stats.rankdata(samples, axis=1)
+    x, y = np.moveaxis(ranks - ranks.mean(1, keepdims=True), 2, 0)
+    per_freedom = 1 / (samples.shape[1] - 1)
+    both, of_x, of_y = ((a * b).sum(1) * per_freedom for a, b in ((x, y), (x, x), (y, y)))
+    with np.errstate(invalid="ignore"):  # 0 / 0 where all are the same
+        return np.clip(both / np.sqrt(of_x) / np.sqrt(of_y), -1, 1)
 
 
 def _by_recall() -> tuple[Claim, ...]:

@@ -217,8 +217,8 @@ def calibrate(cells: Sequence[Cell]) -> dict[tuple[str, str, str], float]:
             scores = [each.scores[rule, scope] for each in cells]
             if min(float((x.amin(0) <= threshold).double().mean()) for x in scores) >= 0.99:
                 stops = (first_ready(x, threshold) for x in scores)
-                exact = (outcome(*pair)["exact_match"] for pair in zip(cells, stops))
-                reached[threshold] = min(exact)
+                right = (~each.wrong.gather(0, at[None]) for each, at in zip(cells, stops))
+                reached[threshold] = min(float(x.double().mean()) for x in right)
         good = sorted(x for x in reached if reached[x] >= max(reached.values()) - 0.01)
         if good:
             ends = good[-1], good[len(good) // 2], good[0]
@@ -249,6 +249,8 @@ def outcome(each: Cell, loops: Tensor | int, moves: Tensor | None = None) -> dic
 
 def tables(known: pd.DataFrame) -> dict[str, str]:
     """The tables of the page, by name."""
+    words = ("task", "model", "distribution", "rule", "reads", "choice")
+    known = known.astype(dict.fromkeys(words, "category"))  # quick to look for
     middle = known.query("choice != choice or choice == 'middle'")  # NaN where none is chosen
     far = middle.query("times == times.max()")
     return {
@@ -265,7 +267,7 @@ def rules_table(far: pd.DataFrame) -> str:
     columns = [(None, rule) for rule in (ORACLE, *FIXED)] + columns + [("answer", "confidence")]
     rows = []
     for name, cells in by_model(far):
-        row = [name, cells["length"].iloc[0]]
+        row = [name, cells.index[0][1]]
         for scope, rule in [*columns, *((None, rule) for rule in CONFIDENT)]:
             found = picked(cells, rule, scope).sort_values("exact_match", kind="stable")
             pairs = zip(found["exact_match"], found["loops"])
@@ -329,7 +331,7 @@ def shifts_table(cells: pd.DataFrame) -> str:
         exact = [picked(each, rule)["exact_match"].min() for rule in rules]
         shown = ["–" if pd.isna(x) else f"{x:.2f}" for x in exact]
         moves = (f"{each[x].median():.0e}" for x in ("residual_at_t", "residual_last"))
-        rows.append([name, each["length"].iloc[0], *shown, *moves])
+        rows.append([name, each.index[0][1], *shown, *moves])
     header = [*(f"{k:+d}" for k in SHIFTS), "2 T(n)", FIXED["last"]]
     return table(["model", "n", *header, "residual at T(n)", f"residual at {CAP}"], rows)
 
@@ -337,18 +339,23 @@ def shifts_table(cells: pd.DataFrame) -> str:
 def picked(
     cells: pd.DataFrame, rule: str, scope: str | None = None, choice: str = "middle"
 ) -> pd.DataFrame:
-    """The rows of a rule, by distribution and length."""
-    rows = cells.loc[cells["rule"] == rule]
+    """The rows of a rule among some :func:`by_cell`."""
+    asked = cells["rule"] == rule
     if scope is not None:
-        rows = rows.loc[(rows["reads"] == scope) & (rows["choice"] == choice)]
+        asked &= (cells["reads"] == scope) & (cells["choice"] == choice)
+    return cells.loc[asked]
+
+
+def by_cell(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows by distribution and length."""
     return rows.set_index(["distribution", "length"]).sort_index()
 
 
 def by_model(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of each model: the zoo's in the order of MODELS, then runs."""
+    """The rows of each model by cell: the zoo's in the order of MODELS, then runs."""
     for name in dict.fromkeys([*MODELS, *cells["model"]]):
         if len(rows := cells.loc[cells["model"] == name]):
-            yield name, rows
+            yield name, by_cell(rows)
 
 
 if __name__ == "__main__":

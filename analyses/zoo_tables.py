@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -62,11 +63,12 @@ def measure_zoo(
     print(args.page)
 
 
-def looped_models() -> list[str]:
+@cache
+def looped_models() -> tuple[str, ...]:
     """Names of the zoo's looped transformers that make more than one loop."""
     models = {name: load_pretrained(name) for name in list_pretrained().index}
-    return [
+    return tuple(
         name
         for name, model in models.items()
         if isinstance(model, LoopedTransformer) and not makes_one_loop(model)
-    ]
+    )

@@ -35,6 +35,8 @@ def measure(model: Any, seed: int, hops: int, n_loops: int, n: int) -> list[dict
     source, last = tokens.roll(1, 0), torch.full((n,), tokens.shape[1] - 1)
     logits, cache = model.run_with_cache(tokens, n_loops=n_loops)
     clean, generator, rows = logits[:, -1].argmax(-1), torch.Generator().manual_seed(seed), []
+    last_loop = {"n_loops": n_loops, "start_at_loop": n_loops - 1}  # the others stay as they are
+    last_loop["state"] = cache[f"loops.{n_loops - 1}.{SITES['state']}"]
     chain = torch.stack([hop(tokens, last, k) for k in range(hops + 1)], 1)
     off = torch.tensor([[x for x in range(2, 48) if x not in at][9] for at in chain.tolist()])
     places = [*enumerate(chain.unbind(1)), (-1, off)]
@@ -47,8 +49,7 @@ def measure(model: Any, seed: int, hops: int, n_loops: int, n: int) -> list[dict
         row["predicted"] = (site, k) in {("layer 0", known + 1), ("layer 1", 1)}
         for kind, new in (("noise", own + noise), ("changed", own + change)):
             hooks = [(name, lambda x, hook, at=at, new=new: x.index_put((each, at), new))]
-            logits = model.run_with_hooks(tokens, n_loops=n_loops, fwd_hooks=hooks)
-            answers = logits[:, -1].argmax(-1)
+            answers = model.run_with_hooks(tokens, **last_loop, fwd_hooks=hooks)[:, -1].argmax(-1)
             row |= within(kind, wilson_estimate(int((answers != clean).sum()), n))
         follows = []  # agreement with the source's symbol some hops from there, if it is another
         for left in range(hops + 1):

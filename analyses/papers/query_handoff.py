@@ -37,7 +37,7 @@ def handoff(known: Known, n: int) -> pd.DataFrame:
 def of_run(known: Known, tokens: torch.Tensor, n_loops: int) -> pd.DataFrame:
     """Of the last three states that a later loop reads, and of each such loop."""
     model, other = known.looped, tokens.roll(1, 0)
-    rows, states = [], run_loops(bind(model, other), n_loops)
+    rows, (states, own) = [], (run_loops(bind(model, x), n_loops) for x in (other, tokens))
     restarted = run_loops(bind(adapt(model.published, seed=1), tokens), n_loops)
     runs = {"another sequence": (tokens, states), "another start": (tokens, restarted)}
     cases = [(source, t, *runs[source]) for source in runs for t in range(n_loops - 4, n_loops - 1)]
@@ -50,11 +50,11 @@ def of_run(known: Known, tokens: torch.Tensor, n_loops: int) -> pd.DataFrame:
         _, cache = model.run_with_cache(ran, **start, names_filter=wanted)
         for (part, u), pair in names.items():
             hooks = [(name, lambda _, hook, new=cache[name]: new) for name in pair]
-            logits = model.run_with_hooks(tokens, n_loops=n_loops, fwd_hooks=hooks)
-            changed = (logits[:, -1].argmax(-1) != clean).sum()
+            start |= {"start_at_loop": u, "state": own[u]}
+            answers = model.run_with_hooks(tokens, **start, fwd_hooks=hooks)[:, -1].argmax(-1)
             row = {**known.who, "source": source, "part": part, "n_loops": n_loops}
-            row |= {"written": t + 1, "read": u + 1}
-            rows.append({**row, **columns(wilson_estimate(int(changed), len(tokens)))})
+            share = wilson_estimate(int((answers != clean).sum()), len(tokens))
+            rows.append({**row, "written": t + 1, "read": u + 1, **columns(share)})
     return pd.DataFrame(rows)
 
 

@@ -44,7 +44,7 @@ def test_it_trains_measures_and_writes_its_tables(
     page, out = Path(shutil.copy(PAGES / PAGE, tmp_path)), tmp_path / "runs"
     where = ["--out", str(out), "--results", str(tmp_path), "--page", str(page)]
     tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
-    only = ["--only", "external recall, pre, loop norm", "--seeds", "0", "--examples", "4"]
+    only = ["--only", "external recall, pre, loop norm", "--seeds", "0", "--examples", "3"]
     monkeypatch.setattr(fixed_point_grid, "LOOPS", (1, 16))
     small = partial(local_stability_study, max_vectors=8, max_products=24)
     monkeypatch.setattr(fixed_point_grid, "local_stability_study", small)

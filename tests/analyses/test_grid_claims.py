@@ -10,16 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analyses import grid_claims
 from analyses.grid_claims import CLAIMS, contrast, holm, level, pooled, verdicts
 
 AXES = (("no", "external", "internal"), ("pre", "post"), (True, False))
-
-
-@pytest.fixture
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For claims that no bootstrap decides."""
-    monkeypatch.setattr(grid_claims, "RESAMPLES", 100)
 
 
 def grid(seeds: int = 3, **measures: Any) -> pd.DataFrame:
@@ -91,7 +84,6 @@ def test_the_family_is_corrected_as_holm_has_it(p: list[float]) -> None:
 SHARES = {"no": 0.2, "external": 0.9, "internal": 0.9}
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_claims_are_supported_where_all_is_as_they_say_and_contradicted_where_it_is_not() -> None:
     cells = grid(
         input_share=lambda recall, loop_norm: SHARES[recall],
@@ -115,7 +107,6 @@ def test_claims_are_supported_where_all_is_as_they_say_and_contradicted_where_it
     assert {k for k, v in words.items() if v == "contradicted"} >= {*words} - low
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_a_claim_that_models_without_a_claim_satisfy_as_well_is_vacuous() -> None:
     """Limits that iteration comes to are stable with recall and without."""
     cells = grid(input_share=0.5, reached=0.5, radius=0.6, exact_far=0.5)
@@ -125,11 +116,8 @@ def test_a_claim_that_models_without_a_claim_satisfy_as_well_is_vacuous() -> Non
     assert words_of(cells.assign(radius=cells["radius"].mask(control, 1.2)))[text] == "supported"
 
 
-def test_a_correlation_that_recall_alone_makes_is_confounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_correlation_that_recall_alone_makes_is_confounded() -> None:
     """With recall both are high and without it both low; within either they are noise."""
-    monkeypatch.setattr(grid_claims, "RESAMPLES", 1000)  # with fewer none is beyond the family
     noise = np.random.default_rng(3)
     text = "models that do well are those that the framework prefers"
     cells = grid(input_share=1.0, reached=0.0, radius=0.6, exact_far=0.0).assign(task="x")
@@ -143,7 +131,6 @@ def test_a_correlation_that_recall_alone_makes_is_confounded(
     assert words_of(cells)[text] == "supported"
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_a_mean_over_kinds_of_recall_hides_neither() -> None:
     """The loop norm harms with external recall, and helps with internal."""
     effect = {"no": 0.0, "external": -0.13, "internal": 0.49}
@@ -157,7 +144,6 @@ def test_a_mean_over_kinds_of_recall_hides_neither() -> None:
     assert words[claim.format("internal")] == "supported"
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_differences_within_the_noise_of_seeds_are_not_decided() -> None:
     noise, decided, n_claims = np.random.default_rng(1), 0, 0
     for _ in range(3):

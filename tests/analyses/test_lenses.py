@@ -102,8 +102,9 @@ def test_exits_are_those_of_the_right_models() -> None:
 
 
 def test_the_script_measures_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lenses, "BITS", 12)
-    monkeypatch.setattr(lenses, "LONGEST", 4)
+    monkeypatch.setattr(lenses, "BITS", 9)
+    monkeypatch.setattr(lenses, "LONGEST", 3)
+    monkeypatch.setattr(lenses, "SHOWN", (1, 2, 4))
     rows = lenses.measure("addition", 4, 1)
     assert {*rows["lens"]} == {*STORED["lens"]}
     assert len(lenses.tables(rows)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -27,12 +28,14 @@ def test_what_is_kept_is_of_the_models_that_ship() -> None:
         assert {*rows["digits"]} == {"uniform", "chain"}
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_what_is_there_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(long_addition, "MODELS", {0: "addition"})
     monkeypatch.setattr(long_addition, "DIGITS", ("chain",))
+    context, asked = multiprocessing.get_context("fork"), []  # which has everything imported
+    monkeypatch.setattr(multiprocessing, "get_context", lambda how: asked.append(how) or context)
     small = ["--length", "6", "--samples", "4", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["long_addition", *small])
     long_addition.main()
@@ -41,3 +44,4 @@ def test_what_is_there_is_not_measured_again(
     assert row["megabytes"] > 100 and capsys.readouterr().out
     long_addition.main()
     assert not capsys.readouterr().out
+    assert asked == ["spawn"]  # what was measured before takes none of the memory

@@ -71,7 +71,7 @@ def test_labels_are_of_the_last_loop_or_of_the_next(
     gate = torch.nn.Linear(3, 1)
     states = torch.eye(3)[:, None, None]  # another state after each loop, [loop, 1, 1, 3]
     losses = torch.tensor([2.0, 1.0, 1.0]).view(3, 1, 1)
-    monkeypatch.setattr(script, "LENGTH", 9)
+    monkeypatch.setattr(script, "TASK", SimpleNamespace(sample=lambda *_, **__: None))  # not read
     monkeypatch.setattr(script, "run", lambda *_: (losses, gate(states)[..., 0], None))
     model: Any = SimpleNamespace(model=SimpleNamespace(early_exit_gate=gate))
     script.train_gate(model, 900, seed=0, ahead=ahead)
@@ -111,7 +111,7 @@ def test_a_second_run_measures_the_saved_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.md").write_text((PAGES / PAGE).read_text())
-    small = ["--seed", "3", "--steps", "2", "--samples", "4", "--out", str(tmp_path / "run")]
+    small = ["--seed", "3", "--steps", "2", "--samples", "2", "--out", str(tmp_path / "run")]
     where = ["--results", str(tmp_path), "--page", str(tmp_path / "page.md")]
     monkeypatch.setattr(sys, "argv", ["train_ouro_small", *small, *where])
     script.main()

@@ -20,7 +20,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "LAST", 40)
     monkeypatch.setattr(study, "KEPT", 16)
     monkeypatch.setattr(study, "AHEAD", (10, 40))
-    text = study.texts(240)[0][:, :16]
+    text = study.texts(240)[0][:, :8]
     monkeypatch.setattr(study, "texts", lambda every: [text])
 
 

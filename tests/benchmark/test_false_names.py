@@ -18,10 +18,10 @@ BARE, ROTATED = ("bare", []), ("rotated", [partial(rotate, seed=0)])
 
 @pytest.fixture(scope="module", autouse=True)
 def short_studies():
-    """Short inputs, and a sixth of the pairs with which a program is named."""
+    """Short inputs, and a twelfth of the pairs with which a program is named."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ground_truth, "LENGTHS", {"addition": 4, "prefix_sum": 4})
-        fewer = SpreadPairs(pairs=1024, same_value=128, repeated=0.5)
+        fewer = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
         patch.setattr(ground_truth, "TO_IDENTIFY", fewer)
         yield
 

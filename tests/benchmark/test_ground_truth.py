@@ -31,6 +31,15 @@ from loopinterp.core.results import load_result
 from loopinterp.programs import full, get_program, var
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_pairs():
+    """A program is named on a twelfth of the usual pairs."""
+    fewer = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program_comparison, "TO_IDENTIFY", fewer)
+        yield
+
+
 @pytest.fixture(scope="module")
 def ripple():
     return known_models(["ripple"], n=5, examples=96)[0]
@@ -38,11 +47,7 @@ def ripple():
 
 @pytest.fixture(scope="module")
 def result(ripple):
-    others = known_models(["parity", "copy"], n=4, examples=128)
-    fewer = SpreadPairs(pairs=1024, same_value=96, repeated=0.5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_comparison, "TO_IDENTIFY", fewer)
-        return ground_truth_study([ripple, *others])
+    return ground_truth_study([ripple, *known_models(["parity", "copy"], n=3, examples=96)])
 
 
 def said_to_run(known: KnownModel, program: str) -> KnownModel:
@@ -82,7 +87,7 @@ def test_wrong_directions_fail_interchange_and_the_probe_that_should_find_nothin
 
 
 def test_a_model_that_runs_a_rival_fails_interchange_and_patching():
-    (sticky,) = known_models(["sticky_ripple"], n=8, examples=128)
+    (sticky,) = known_models(["sticky_ripple"], n=6, examples=64)
     subject = said_to_run(sticky, "ripple")
     assert score_interchange(sticky)["interchange"].value == 1
     assert score_interchange(subject)["interchange"].value < 1
@@ -108,7 +113,6 @@ def test_a_head_said_to_compute_another_selector_is_not_found():
     assert score_heads(lied)["heads found"].value < 1
 
 
-@pytest.mark.usefixtures("fewer_pairs")
 @pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2"])
 def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
     (known,) = known_models([name], n=4, examples=96)
@@ -118,7 +122,6 @@ def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
     assert np.isnan(score.control) if no_rival else score.control < score.value
 
 
-@pytest.mark.usefixtures("fewer_pairs")
 def test_a_rival_that_is_said_to_run_is_not_named():
     (sticky,) = known_models(["sticky_ripple"], n=4, examples=96)
     assert score_verdict(said_to_run(sticky, "ripple"))["verdict"].value == 0

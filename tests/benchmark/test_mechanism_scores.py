@@ -44,7 +44,7 @@ def test_the_circuit_says_which_parts_lead_to_the_answer(name, zero, informed) -
 @pytest.mark.parametrize("disguises", [[], [partial(distract, seed=0), partial(rotate, seed=0)]])
 def test_each_head_and_mlp_is_judged_as_the_circuit_says(disguises) -> None:
     names = ["sticky_ripple", "lookahead", "parity", "copy"]
-    for known in known_models(names, n=4, examples=64, disguises=disguises):
+    for known in known_models(names, n=4, examples=32, disguises=disguises):
         scores = score_ablation(known)
         assert {key: score.value for key, score in scores.items()} == {
             f"ablated: {kind}": 1.0 for kind in KINDS

@@ -25,6 +25,7 @@ from loopinterp.benchmark import (
     score_program,
     score_variables,
 )
+from loopinterp.comparison import SpreadPairs, program_comparison
 from loopinterp.core.errors import InputError
 from loopinterp.decompiler import Decompiled
 from loopinterp.decompiler.evidence import INTERCHANGED
@@ -34,10 +35,10 @@ from loopinterp.programs.mutations import negated
 
 
 @cache
-def known_circuit(name: str) -> KnownCircuit:
+def known_circuit(name: str, n_pairs: int = 24) -> KnownCircuit:
     (about,) = benchmark_models([name])
     base, source = about.pairs()
-    return KnownCircuit(about, about.compiled, base[:24], source[:24], {})
+    return KnownCircuit(about, about.compiled, base[:n_pairs], source[:n_pairs], {})
 
 
 @pytest.fixture(params=["prefix_xor.bare", "ripple.rotated-permuted"])
@@ -71,7 +72,7 @@ def test_edges_of_the_run_give_those_of_the_block(known: KnownCircuit) -> None:
 
 
 def test_own_methods_score_as_the_study_of_edges_does() -> None:
-    known = known_circuit("prefix_xor.rotated-permuted")
+    known = known_circuit("prefix_xor.rotated-permuted", n_pairs=8)
     exercise = known.exercise
     study = edge_study(
         exercise.model, exercise.base, exercise.source, n_loops=exercise.n_loops, n_steps=8,
@@ -182,8 +183,11 @@ def test_the_name_of_a_program_is_not_a_program() -> None:
     assert caught.value.given == "str"
 
 
-@pytest.mark.usefixtures("fewer_pairs")
-def test_the_comparison_names_the_program_if_it_is_listed_and_no_other_if_not() -> None:
+def test_the_comparison_names_the_program_if_it_is_listed_and_no_other_if_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fewer = SpreadPairs(pairs=768, same_value=64, repeated=0.5)
+    monkeypatch.setattr(program_comparison, "TO_IDENTIFY", fewer)
     known = known_circuit("ripple.distracted-rotated")
     identified = by_comparing(known.exercise)
     assert identified is not None and identified.name == "ripple"

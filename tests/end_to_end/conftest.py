@@ -26,7 +26,7 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(inspect.unwrap(function).__kwdefaults__, name, value)
 
     def one_model(programs: Any, **options: Any) -> Any:
-        small = {"disguises": options["disguises"][:1], "n": min(options["n"], 5), "examples": 64}
+        small = {"disguises": options["disguises"][:1], "n": min(options["n"], 4), "examples": 32}
         return known_models(programs[:1], **options | small)
 
     def few_comparisons(model: Any, programs: Any, batches: Any, **options: Any) -> Any:

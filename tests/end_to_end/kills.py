@@ -38,7 +38,7 @@ from tests.training.tiny_run import TINY
 STUDIES = ["stabilisation", "attention"]
 RESULTS = {"generalisation", *STUDIES}
 
-CONFIGURATION = TINY.replace(steps=120, log_every=1, checkpoint_every=3)
+CONFIGURATION = TINY.replace(steps=80, log_every=1, checkpoint_every=2)
 
 
 def _evaluate(folder: Path) -> object:

@@ -13,7 +13,7 @@ from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = ["-m", "loopinterp"]
-SMALL = ["steps=40", "checkpoint_every=10", "curriculum.max_n=3", "model.d_model=16"]
+SMALL = ["steps=20", "checkpoint_every=5", "curriculum.max_n=3", "model.d_model=16"]
 SETTINGS = [part for setting in SMALL for part in ("--set", setting)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.core.errors import ConfigError, InputError
@@ -22,6 +22,7 @@ def test_there_are_288_grids_and_the_solver_finds_them_all() -> None:
     assert guesses > 288
 
 
+@settings(max_examples=40)
 @given(PUZZLES, st.integers(1, 4), st.integers(0, 15))
 def test_solutions_are_those_of_an_exhaustive_search(puzzle, most, changed) -> None:
     which, given_ = puzzle
@@ -83,6 +84,7 @@ def one_by_one(cells: list[int], hidden: bool) -> tuple[list[int], int]:
         rounds += 1
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 287), st.lists(st.booleans(), min_size=16, max_size=16)),
@@ -148,7 +150,7 @@ def test_where_naked_singles_are_enough_nothing_is_guessed() -> None:
     task = Sudoku(box=3)
     stuck = {}
     for kind in task.distributions:
-        batch = task.sample(50, batch_size=24, generator=rng(3), distribution=kind)
+        batch = task.sample(50, batch_size=12, generator=rng(3), distribution=kind)
         stuck[kind] = task.n_rounds(batch, hidden=False) < 0
         assert torch.equal(task.n_guesses(batch) > 0, stuck[kind])
         assert int(task.n_rounds(batch).max()) <= task.n_loops(50)

@@ -26,6 +26,7 @@ from loopinterp.tasks.task_registry import _read_words, answer_words
 from tests.refusals import naming
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**40), st.integers(0, 2**40))
 def test_numbers_are_added(a: int, b: int) -> None:
     batch = typed_example(Addition(), f" {a} +{b} =")
@@ -34,7 +35,7 @@ def test_numbers_are_added(a: int, b: int) -> None:
     assert batch.n_loops.tolist() == [Addition().n_loops(int(batch.n[0]))]
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @pytest.mark.parametrize("name", ["addition", "token_addition", "parity", "copy", "unique_set"])
 @given(data=st.data())
 def test_what_a_task_draws_can_be_typed_in_its_words(name: str, data: st.DataObject) -> None:
@@ -65,7 +66,7 @@ SHOWN += [
 ]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5)
 @pytest.mark.parametrize(("name", "options"), SHOWN)
 @given(data=st.data())
 def test_what_decode_shows_is_read_as_it_is_meant(
@@ -93,6 +94,7 @@ def test_a_board_and_a_fen_are_one_position(to_move: str) -> None:
         assert torch.equal(shown.targets, puzzle.targets)
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**20), st.integers(0, 2**20))
 def test_decimal_numbers_are_read_where_they_are_no_tokens(a: int, b: int) -> None:
     a, b = a + 2, b + 9  # no word of bits alone, or one with another digit

@@ -147,7 +147,7 @@ def test_the_words_give_back_the_tokens_and_the_answer_of_plain_python(
     task = get_task(name, **settings)
     generator = torch.Generator().manual_seed(0)
     for distribution in task.distributions:
-        n = torch.randint(1, 7, (12,), generator=generator)
+        n = torch.randint(1, 7, (6,), generator=generator)
         batch = task.sample(n, generator=generator, distribution=distribution)
         for row, line in enumerate(task.decode(batch)):
             question, answer = line.split(" = ")

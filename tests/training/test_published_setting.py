@@ -16,11 +16,11 @@ from analyses.published_loss import LIMIT, Curves, both, stretches
 from analyses.published_settings import paper_config
 from loopinterp.training import CurriculumConfig, Trainer, apply_settings
 
-SHORT = ["batch_size=4", "steps=40", "curriculum.interval=8", "curriculum.max_n=4"]
+SHORT = ["batch_size=4", "steps=20", "curriculum.interval=4", "curriculum.max_n=4"]
 SETTINGS: dict[str, tuple[str, list[str], int]] = {
-    "as published": ("parity", [], 30),
-    "64 heads, to the end of the cosine": ("parity", SHORT, 40),
-    "several layers": ("copy", SHORT, 40),
+    "as published": ("parity", [], 12),
+    "64 heads, to the end of the cosine": ("parity", SHORT, 20),
+    "several layers": ("copy", SHORT, 20),
 }
 """The published curriculum is at length 1 for 500 steps, so short ones stand beside it."""
 

@@ -31,7 +31,7 @@ ABACUS = {
 @pytest.mark.parametrize(
     ("model", "objective", "steps"),
     [
-        ({}, {"hold_loops": 2}, 50),
+        ({}, {"hold_loops": 2}, 18),
         ({}, {"kind": "progressive", "n_loops": 3}, 6),
         ({"n_prelude": 1, "n_coda": 1, "tie_unembed": False}, {"kind": "last"}, 6),
         (ABACUS, {"kind": "step_dependent"}, 6),
@@ -54,7 +54,7 @@ def test_each_seed_makes_the_steps_it_makes_alone(
     values = tiny.to_dict() | {"objective": objective, "steps": steps}
     values["model"] |= model
     # Lengths that differ between seeds: the widest batch pads the others.
-    values["curriculum"] |= {"max_n": 3, "start_n": 1, "interval": 20}
+    values["curriculum"] |= {"max_n": 3, "start_n": 1, "interval": 7}
     configs = [TrainingConfig.from_dict(values | {"seed": seed}) for seed in (0, 3)]
     joint, one_by_one = ([Trainer(config) for config in configs] for _ in range(2))
     for _ in range(steps):
