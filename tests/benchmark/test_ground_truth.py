@@ -33,8 +33,8 @@ from loopinterp.programs import full, get_program, var
 
 @pytest.fixture(scope="module", autouse=True)
 def few_pairs():
-    """A program is named on a twelfth of the usual pairs."""
-    fewer = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
+    """A program is named on a sixth of the usual pairs."""
+    fewer = SpreadPairs(pairs=1024, same_value=96, repeated=0.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program_comparison, "TO_IDENTIFY", fewer)
         yield
@@ -47,7 +47,7 @@ def ripple():
 
 @pytest.fixture(scope="module")
 def result(ripple):
-    return ground_truth_study([ripple, *known_models(["parity", "copy"], n=3, examples=96)])
+    return ground_truth_study([ripple, *known_models(["parity", "copy"], n=4, examples=128)])
 
 
 def said_to_run(known: KnownModel, program: str) -> KnownModel:
@@ -113,7 +113,7 @@ def test_a_head_said_to_compute_another_selector_is_not_found():
     assert score_heads(lied)["heads found"].value < 1
 
 
-@pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2"])
+@pytest.mark.parametrize("name", ["parity", "copy", "sticky_ripple"])
 def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
     (known,) = known_models([name], n=4, examples=96)
     (score,) = score_verdict(known).values()
