@@ -13,7 +13,11 @@ import pytest
 from analyses import fixed_point_grid
 from analyses.fixed_point_grid import FILE, GRIDS, PAGE, axes, claims_table, tables
 from analyses.tables_in_pages import PAGES, RESULTS, put
-from loopinterp.dynamics import local_stability_study
+from loopinterp.dynamics import (
+    input_dependence_study,
+    local_stability_study,
+    reachability_study,
+)
 from loopinterp.training import Sweep
 
 SWEEPS = Path(fixed_point_grid.__file__).parent / "sweeps"
@@ -48,6 +52,8 @@ def test_it_trains_measures_and_writes_its_tables(
     monkeypatch.setattr(fixed_point_grid, "LOOPS", (1, 16))
     small = partial(local_stability_study, max_vectors=8, max_products=24)
     monkeypatch.setattr(fixed_point_grid, "local_stability_study", small)
+    for study in (reachability_study, input_dependence_study):
+        monkeypatch.setattr(fixed_point_grid, study.__name__, partial(study, n_loops=64))
     monkeypatch.setattr(sys, "argv", ["x", "--task", "sudoku", *where, *tiny, *only])
     fixed_point_grid.main()
     row = pd.read_csv(tmp_path / FILE).iloc[0]

@@ -48,6 +48,8 @@ def test_it_trains_measures_and_writes_its_table(
     tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
     chosen = ["--spare", "0", "3", "--seeds", "1", "--pairs", "2"]
     monkeypatch.setattr(sys, "argv", ["spare_loops", *where, *tiny, *chosen])
+    monkeypatch.setattr(spare_loops, "BITS", 12)
+    monkeypatch.setattr(spare_loops, "LONGEST", 4)
     spare_loops.main()
     measured = pd.read_csv(tmp_path / FILE)
     assert {*measured["kind"]} == {*KINDS, PROBE} and {*measured["ahead"]} == {-1, 0, 1}

