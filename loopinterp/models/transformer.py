@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -96,8 +97,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return as_table(repr(self), self.config.to_dict().items(), fold="All settings")
 
     def plain_twin(self) -> LoopedTransformer:
-        with torch.device("meta"):  # shapes alone, at no cost
-            return LoopedTransformer(self.config)
+        """A model of the same configuration without numbers, to compare this one with."""
+        return _without_numbers(self.config)
 
     @property
     def site_map(self) -> SiteMap:
@@ -323,3 +324,9 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             backward.through_norm("ln_final", norm.weight, norm.bias, name="final norm")
         for layer in backward.backwards(self.coda):
             layer.attribute(backward)
+
+
+@lru_cache(maxsize=8)
+def _without_numbers(config: LoopedTransformerConfig) -> LoopedTransformer:
+    with torch.device("meta"):
+        return LoopedTransformer(config)
