@@ -166,11 +166,11 @@ class FeatureFunction:
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
     def within(self, values: np.ndarray) -> FeatureFunction:
-        if bool(np.isin(self.table, values).all()):
-            return self
         # Other values belong to combinations that never occur; they become the next allowed value.
-        place = np.searchsorted(values, self.table).clip(max=len(values) - 1)
-        return FeatureFunction(self.features, values[place], self.parts)
+        allowed = values[np.searchsorted(values, self.table).clip(max=len(values) - 1)]
+        if bool((allowed == self.table).all()):
+            return self
+        return FeatureFunction(self.features, allowed, self.parts)
 
 
 def constant(value: int) -> FeatureFunction:
@@ -198,6 +198,8 @@ def fuse(
         return None
 
     def spread(arg: FeatureFunction) -> np.ndarray:
+        if arg.features == features:
+            return arg.table
         order = sorted(range(len(arg.features)), key=lambda k: features.index(arg.features[k]))
         index = tuple(slice(None) if f in arg.features else None for f in features)
         return np.broadcast_to(arg.table.transpose(order)[index], shape)

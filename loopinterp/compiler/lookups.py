@@ -100,7 +100,7 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
 
 
 def has_few_rules(function: FeatureFunction | None) -> bool:
-    return function is not None and decision_rules(function, _MOST_FUSED_RULES) is not None
+    return function is not None and _decision_tree(function, _MOST_FUSED_RULES)[1] is not None
 
 
 def thresholds(
@@ -178,26 +178,58 @@ class _DecisionRule:
     value: int
 
 
-_Rules = list[_DecisionRule]
 _Axes = tuple[int, ...]
 
 
-def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
+def decision_rules(function: FeatureFunction, most: int) -> list[_DecisionRule] | None:
     """Few rules for a function, by splitting it by one feature after another; None if above
     ``most``.
 
     All orders of features are tried, plain features before those that depend on them.
     """
+    values, tree = _decision_tree(function, most)
+    if tree is None:
+        return None
+    return [_DecisionRule(x.conditions, int(values[x.value])) for x in _rules_of(tree, {})]
+
+
+def _decision_tree(function: FeatureFunction, most: int) -> tuple[np.ndarray, _Tree | None]:
+    """The values of a function, and the tests that tell their numbers apart."""
     values = np.unique(function.table)
     if len(values) > most:
-        return None
+        return values, None
     search = _RuleSearch([feature.order for feature in function.features])
     numbers = np.asarray(np.searchsorted(values, function.table))  # of a constant, no scalar
     numbers = numbers.astype(np.min_scalar_type(len(values)))
-    rules = search.rules(numbers, tuple(range(numbers.ndim)), most)
-    if rules is None:
-        return None
-    return [_DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
+    return values, search.tree(numbers, tuple(range(numbers.ndim)), most)
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """Tells the values of a table apart by those of one axis; a leaf has no axis, but a value."""
+
+    n_rules: int
+    axis: int = -1
+    trees: tuple[_Tree, ...] = ()  # for each value of the axis
+    value: int = 0
+
+
+_Kinds = dict[int, np.ndarray]  # of each axis: the new value for each value before
+_Tree = tuple[_Kinds, _Test]  # how the values of a table are merged, and what tests them then
+
+
+def _rules_of(tree: _Tree, kinds: _Kinds) -> list[_DecisionRule]:
+    """A rule for each leaf of a tree; ``kinds`` are those that all tests above have merged."""
+    merged, test = tree
+    if not test.trees:
+        return [_DecisionRule((), test.value)]
+    kinds = {axis: new[kinds[axis]] if axis in kinds else new for axis, new in merged.items()}
+    rules = []
+    for k, below in enumerate(test.trees):
+        condition = (test.axis, kinds[test.axis] == k)
+        for rule in _rules_of(below, kinds):
+            rules.append(_DecisionRule((condition, *rule.conditions), rule.value))
+    return rules
 
 
 _Key = tuple[_Axes, _Axes, bytes]  # axes, shape and content of a table
@@ -209,57 +241,57 @@ class _RuleSearch:
     def __init__(self, orders: list[int]) -> None:
         self._orders = orders  # of the features of each axis: PLAIN, WITNESS or RAW
         self._merged: dict[_Key, _MergedTable] = {}
-        self._tried: dict[_Key, tuple[int, _Rules | None]] = {}
+        self._tried: dict[_Key, tuple[int, _Test | None]] = {}
         self._work = 0
 
-    def rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
+    def tree(self, table: np.ndarray, axes: _Axes, most: int) -> _Tree | None:
         key = _key(table, axes)
         if key not in self._merged:
             self._merged[key] = _merge(table, axes)
         merged = self._merged[key]
-        allowed, rules = self._tried.get(merged.key, (-1, None))
-        if rules is None and allowed < most:
-            rules = self._rules(merged.table, merged.axes, most)
-            self._tried[merged.key] = most, rules
-        if rules is None or len(rules) > most:
+        allowed, test = self._tried.get(merged.key, (-1, None))
+        if test is None and allowed < most:
+            test = self._test(merged.table, merged.axes, most)
+            self._tried[merged.key] = most, test
+        if test is None or test.n_rules > most:
             return None
-        return [merged.spread(rule) for rule in rules]
+        return merged.kinds, test
 
-    def _rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
+    def _test(self, table: np.ndarray, axes: _Axes, most: int) -> _Test | None:
         # Every axis is tested somewhere, often enough to separate all its values.
         tests = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
         least = len(table) if len(axes) == 1 else tests
         if least > most:
             return None
         if not axes:
-            return [_DecisionRule((), int(table))]
+            return _Test(1, value=int(table))
         if len(axes) == 1:
-            one, (axis,) = np.eye(len(table), dtype=bool), axes
-            return [_DecisionRule(((axis, one[k]),), int(value)) for k, value in enumerate(table)]
+            leaves = (({}, _Test(1, value=value)) for value in table.tolist())
+            return _Test(len(table), axes[0], tuple(leaves))
         first = min(self._orders[axis] for axis in axes)
         positions = [position for position, axis in enumerate(axes) if self._orders[axis] == first]
         if self._work > MOST_WORK:
             positions = [min(positions, key=lambda position: table.shape[position])]
         self._work += len(positions) * (table.size + 2**10)  # a step costs as much as 2**10 entries
-        best: _Rules | None = None
+        best: _Test | None = None
         for position in positions:
-            if best is None or len(best) > least:
-                limit = most if best is None else len(best) - 1
+            if best is None or best.n_rules > least:
+                limit = most if best is None else best.n_rules - 1
                 best = self._split(table, axes, position, limit) or best
         return best
 
-    def _split(self, table: np.ndarray, axes: _Axes, position: int, most: int) -> _Rules | None:
+    def _split(self, table: np.ndarray, axes: _Axes, position: int, most: int) -> _Test | None:
         n_values = table.shape[position]
         rest = axes[:position] + axes[position + 1 :]
-        rules: _Rules = []
-        for k, one in enumerate(np.eye(n_values, dtype=bool)):
-            allowed = most - len(rules) - (n_values - k - 1)  # one rule for each value to come
-            inner = self.rules(table.take(k, axis=position), rest, allowed)
-            if inner is None:
+        n_rules, trees = 0, []
+        for k in range(n_values):
+            allowed = most - n_rules - (n_values - k - 1)  # one rule for each value to come
+            tree = self.tree(table.take(k, axis=position), rest, allowed)
+            if tree is None:
                 return None
-            condition = (axes[position], one)
-            rules += [_DecisionRule((condition, *rule.conditions), rule.value) for rule in inner]
-        return rules
+            n_rules += tree[1].n_rules
+            trees.append(tree)
+        return _Test(n_rules, axes[position], tuple(trees))
 
 
 def _key(table: np.ndarray, axes: _Axes) -> _Key:
@@ -272,28 +304,26 @@ class _MergedTable:
 
     table: np.ndarray
     axes: _Axes  # without those that make no difference at all
-    kinds: dict[int, np.ndarray]  # of each axis: the new value for each value before
+    kinds: _Kinds
 
     @cached_property
     def key(self) -> _Key:
         return _key(self.table, self.axes)
 
-    def spread(self, rule: _DecisionRule) -> _DecisionRule:
-        conditions = tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions)
-        return _DecisionRule(conditions, rule.value)
-
 
 def _merge(table: np.ndarray, axes: _Axes) -> _MergedTable:
-    kinds: dict[int, np.ndarray] = {}
+    kinds: _Kinds = {}
     for position in reversed(range(len(axes))):
-        slices = [x.tobytes() for x in table.swapaxes(0, position)]
+        entries = table.swapaxes(0, position).tobytes()
+        size = len(entries) // table.shape[position]
+        slices = [entries[k : k + size] for k in range(0, len(entries), size)]
         number = {x: k for k, x in enumerate(dict.fromkeys(slices))}
         if len(number) == 1:
             table = np.asarray(table.take(0, axis=position))  # of one axis, take gives a number
             axes = axes[:position] + axes[position + 1 :]
             continue
-        kind = kinds[axes[position]] = np.array([number[x] for x in slices])
+        kinds[axes[position]] = np.array([number[x] for x in slices])
         if len(number) < len(slices):
-            _, first = np.unique(kind, return_index=True)
-            table = table.take(first, axis=position)
+            first = dict(zip(reversed(slices), reversed(range(len(slices)))))
+            table = table.take([first[x] for x in number], axis=position)
     return _MergedTable(table, axes, kinds)

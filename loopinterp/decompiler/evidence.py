@@ -17,6 +17,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.interventions.pairs import balanced_pairs, drawn_pairs, repeated_pairs
 from loopinterp.models import bind, device_of
+from loopinterp.programs.paired_runs import numbered
 
 if TYPE_CHECKING:
     from loopinterp.decompiler.interchange_runs import Runs
@@ -61,7 +62,7 @@ def held_out(
     # All variables after every loop, [variable, (loop, input, pos)].
     variables = torch.stack([x.flatten() for x in trace.variables.values()])
     # One number for each combination of the variables' values, [loop, input, pos].
-    values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
+    values = numbered(variables)[0].view(n_loops + 1, *batch.inputs.shape)
     others = {
         INJECTED: balanced_pairs(batch, values, number, again),
         REPEATED: repeated_pairs(batch, n_loops, number, again),

@@ -93,7 +93,7 @@ class TokenValues:
         n_contexts = len(self.contexts)
         rows = torch.arange(n_contexts).repeat(len(states))  # [state * context]
         pairs = self.contexts[rows]
-        run = InterchangeRun(self.runs.model, pairs)
+        run = InterchangeRun(self.runs.model, pairs, clean=self._clean)
         put_in = states.repeat_interleave(n_contexts, 0)[:, None]  # [state * context, 1, d_model]
         answers = run.after(put_in).cpu()
         counted = pairs.scored[:, None] & run.within.cpu()[..., None]
@@ -102,6 +102,10 @@ class TokenValues:
         read = self.read(states).to(in_context)[:, None, None]
         # The answer read from the state itself counts in every context.
         return torch.cat([in_context, read.expand(-1, n_contexts, 1)], dim=-1)
+
+    @cached_property
+    def _clean(self) -> InterchangeRun:
+        return InterchangeRun(self.runs.model, self.contexts)
 
     @torch.no_grad()
     def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
 
-_AT_A_TIME = 128  # pairs in a batch
+_AT_A_TIME = 128  # pairs in a batch of narrow cones
+_NUMBERS_AT_A_TIME = 2**18  # of the states in a larger batch of whole sequences
 _HELD_NUMBERS = 2**26  # numbers of clean states held at a time: 256 MiB
 
 
@@ -88,24 +89,32 @@ class InterchangeRun(ShortRepr):
     natural: Int[Tensor, "loops input pos"]
 
     @torch.no_grad()
-    def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
+    def __init__(
+        self,
+        model: LoopedModel | Any,
+        pairs: InterchangePairs,
+        *,
+        clean: InterchangeRun | None = None,
+    ) -> None:
+        """With ``clean``, pairs of its inputs and loops, whose clean runs are taken from there."""
         _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
         self.reach = cone_growth(model)
-        self._cached: tuple[int, LightCone] | None = None
+        self._cached: tuple[int, LightCone] | None = None if clean is None else clean._cached
         pairs, natural, sites = self.pairs, [], self.pairs.sites
         bases = pairs.base[:, None].expand_as(sites.loop)  # [pair, site]
         for first, runs in self._runs():
             states = runs.states
-            if not natural:
+            if first == 0:
                 shape = (*sites.loop.shape, states.shape[-1])
                 self.base_state, self.source_state = (states.new_empty(shape) for _ in range(2))
             _fill(self.base_state, first, states, bases, sites.loop, sites.position)
             _fill(self.source_state, first, states, sites.source, sites.source_loop, sites.position)
-            # Answers after every loop, [loops, input, pos].
-            read = [answer(runs.iteration.read(state, t)) for t, state in enumerate(states)]
-            natural.append(torch.stack(read))
-        self.natural = torch.cat(natural, dim=1)
+            if clean is None:
+                # Answers after every loop, [loops, input, pos].
+                read = [answer(runs.iteration.read(state, t)) for t, state in enumerate(states)]
+                natural.append(torch.stack(read))
+        self.natural = torch.cat(natural, dim=1) if clean is None else clean.natural
 
     @cached_property
     def base(self) -> Int[Tensor, "pair delay pos"]:
@@ -220,7 +229,10 @@ class InterchangeRun(ShortRepr):
             has_second = (
                 torch.zeros_like(rows, dtype=torch.bool) if second is None else second.made[rows]
             )
-            parts = [*rows[~has_second].split(_AT_A_TIME), *rows[has_second].split(_AT_A_TIME)]
+            most = _AT_A_TIME
+            if self.reach is None:  # small states cost little beside the steps themselves
+                most = max(most, _NUMBERS_AT_A_TIME // runs.states[0, 0].numel())
+            parts = [*rows[~has_second].split(most), *rows[has_second].split(most)]
             for part in track([part for part in parts if len(part)], "interchange"):
                 yield runs, base, part
 

@@ -10,7 +10,7 @@ import dataclasses
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.core.errors import InputError, check_choice, check_integer
-from loopinterp.programs.selection import OPS, PREDICATES
+from loopinterp.programs.selection import OPS, PREDICATES, Lookup
 
 # The deepest expression; characters of code after which a subexpression is left out as ``…``
 MAX_DEPTH, MAX_LENGTH = 5_000, 2_000
@@ -61,7 +61,7 @@ class Expr(metaclass=_Interned):
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         """This node's code, given that of the nodes below it; see :func:`code`."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        fields = {name: getattr(self, name) for name in _types(type(self))}
         return self.form.format(**{name: text.get(x, x) for name, x in fields.items()})
 
     def __repr__(self) -> str:
@@ -71,8 +71,13 @@ class Expr(metaclass=_Interned):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return type(self), tuple(getattr(self, field.name) for field in fields)
+        return type(self), tuple(getattr(self, name) for name in _types(type(self)))
+
+
+@cache
+def _types(kind: type[Expr]) -> dict[str, str]:
+    """The types of a node's fields, as written."""
+    return {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
 def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
@@ -127,9 +132,9 @@ class _Checked(Expr):
 
     def __post_init__(self) -> None:
         checks = {"Seq": need_seq, "Selector": _need_selector, "int": _check_int}
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            if (check := checks.get(str(field.type))) is not None:
-                check(getattr(self, field.name), f"{field.name} of {self.word}")
+        for name, written in _types(type(self)).items():
+            if (check := checks.get(written)) is not None:
+                check(getattr(self, name), f"{name} of {self.word}")
         super().__post_init__()
 
 
@@ -232,7 +237,19 @@ class TokMap(Seq):
         super().__post_init__()
 
     @cached_property
-    def entries(self) -> Tensor:
+    def lookup(self) -> Lookup:
+        """What reads the table; 0 without a default, where :attr:`lists` says what it lacks."""
+        keys, new = self._entries
+        return Lookup(keys, new, self.default or 0)
+
+    @cached_property
+    def lists(self) -> Lookup:
+        """1 for each key of the table, else 0."""
+        keys, _ = self._entries
+        return Lookup(keys, torch.ones_like(keys), 0)
+
+    @property
+    def _entries(self) -> Tensor:
         """Sorted keys of the table and their values [2, entry]."""
         return torch.tensor(self.table, dtype=torch.int64).reshape(-1, 2).T
 
@@ -355,12 +372,12 @@ class ShiftRight(Seq):
         check_integer("n of shift_right", self.n, least=1, fix=fix)
         super().__post_init__()
 
-    @property
+    @cached_property
     def selector(self) -> Select:
         back = Elementwise("sub", (Indices(), Full(self.n)))
         return Select(Indices(), back, "==", True, f"shift_{self.n}")
 
-    @property
+    @cached_property
     def expanded(self) -> Aggregate:
         return Aggregate(self.selector, self.x, "mean", self.default)
 

@@ -20,7 +20,7 @@ from loopinterp.core.errors import InputError, UnknownKeyError, check_choice, ne
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import Expr, code, postorder
-from loopinterp.programs.selection import OPS, Selection, look_up
+from loopinterp.programs.selection import OPS, Selection
 
 
 def evaluate(
@@ -57,6 +57,9 @@ def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) 
 
 # Nodes in the order of computation, each with those whose last use it is
 _Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
+# For some results, while some values are known: further ones that read no variable and are kept,
+# how to compute these, and how to compute the results
+Plans: TypeAlias = dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], tuple[set[Expr], _Plan, _Plan]]
 
 
 def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
@@ -69,12 +72,20 @@ def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
     return plan[::-1]
 
 
-class Interpreter:
-    """Evaluates nodes on one batch of tokens."""
+def _plans(roots: tuple[Expr, ...], known: Collection[Expr]) -> tuple[set[Expr], _Plan, _Plan]:
+    changing = [node for node in postorder(roots) if node.variables]
+    needed = [*roots, *(child for node in changing for child in node.children)]
+    fixed = {node for node in needed if not node.variables and node not in known}
+    return fixed, _planned(postorder(fixed, known), fixed), _planned(changing, roots)
 
-    def __init__(self, tokens: Int[Tensor, "batch pos"]) -> None:
+
+class Interpreter:
+    """Evaluates nodes on one batch of tokens; ``plans`` are kept for other batches."""
+
+    def __init__(self, tokens: Int[Tensor, "batch pos"], plans: Plans | None = None) -> None:
         self.tokens = tokens
         self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        self._plans: Plans = {} if plans is None else plans
         self._fixed: dict[Expr, Tensor | Selection] = {}
         self._changing: dict[tuple[Expr, ...], _Plan] = {}
 
@@ -87,13 +98,11 @@ class Interpreter:
         roots = tuple(results)
         if roots not in self._changing:
             # What reads no variable is computed once, and kept for all runs.
-            changing = [node for node in postorder(roots) if node.variables]
-            needed = [*roots, *(child for node in changing for child in node.children)]
-            fixed = {node for node in needed if not node.variables and node not in self._fixed}
-            if fixed:
-                plan = _planned(postorder(fixed, self._fixed), fixed)
-                self._fixed.update(self._execute(plan, {}, fixed))
-            self._changing[roots] = _planned(changing, roots)
+            key = roots, tuple(self._fixed)
+            if key not in self._plans:
+                self._plans[key] = _plans(roots, self._fixed)
+            fixed, plan, self._changing[roots] = self._plans[key]
+            self._fixed.update(self._execute(plan, {}, fixed))
         values = self._execute(self._changing[roots], variables, roots)
         return {x: v.matrix() if isinstance(v, Selection) else v for x, v in values.items()}
 
@@ -157,16 +166,16 @@ def apply_operation(
             fix = "Divide by where(x, x, 1) instead of x, or by a constant."
             raise InputError(describe(node), expected="a divisor above 0", given=got, fix=fix)
         return OPS[node.op].apply(*args)
-    (x,), (keys, new) = args, node.entries.to(args[0].device)
+    (x,) = args
     if node.default is None:
-        known = look_up(x, keys, torch.ones_like(keys), 0).bool()
+        known = node.lists(x).bool()
         if not bool(known.all()):
             missing, number = int(x[~known].min()), len(x.unique())
             expected = f"an entry for each of the {number} values it is given, or a default"
-            got = f"none for {missing}, only for {reprlib.repr(keys.tolist())}"
+            got = f"none for {missing}, only for {reprlib.repr([key for key, _ in node.table])}"
             fix = f"Add {missing} to the table, or pass default=."
             raise InputError(f"table of {describe(node)}", expected=expected, given=got, fix=fix)
-    return look_up(x, keys, new, node.default or 0)
+    return node.lookup(x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

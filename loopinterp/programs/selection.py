@@ -190,20 +190,31 @@ def _smallest_integers(low: int, high: int) -> torch.dtype:
     return torch.int64
 
 
-def look_up(
-    x: Int[Tensor, "*shape"], keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
-) -> Int[Tensor, "*shape"]:
+class Lookup:
     """The new value of each ``x`` among the sorted keys, ``default`` for others."""
-    if not len(keys):
-        return torch.full_like(x, default)
-    before, width = int(keys[0]) - 1, int(keys[-1]) - int(keys[0]) + 1
-    if width <= 2**17 and before >= torch.iinfo(torch.int64).min:  # wider spans are searched
-        # A place for each value from the least to the largest key, and one on either side.
-        table = new.new_full((width + 2,), default)
-        table[keys - before] = new
-        return table.take((x - before).clamp_(0, width + 1))
-    place = torch.searchsorted(keys.contiguous(), x.contiguous()).clamp_(max=len(keys) - 1)
-    return torch.where(keys[place] == x, new[place], default)
+
+    def __init__(
+        self, keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
+    ) -> None:
+        self._keys, self._new, self._default = keys, new, default
+        self._before, self._table = 0, None
+        if not len(keys):
+            return
+        before, width = int(keys[0]) - 1, int(keys[-1]) - int(keys[0]) + 1
+        if width <= 2**17 and before >= torch.iinfo(torch.int64).min:  # wider spans are searched
+            # A place for each value from the least to the largest key, and one on either side.
+            self._before, self._table = before, new.new_full((width + 2,), default)
+            self._table[keys - before] = new
+
+    def __call__(self, x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        if not len(self._keys):
+            return torch.full_like(x, self._default)
+        if self._table is not None:
+            table = self._table.to(x.device)
+            return table.take((x - self._before).clamp_(0, len(table) - 1))
+        keys, new = self._keys.to(x.device).contiguous(), self._new.to(x.device)
+        place = torch.searchsorted(keys, x.contiguous()).clamp_(max=len(keys) - 1)
+        return torch.where(keys[place] == x, new[place], self._default)
 
 
 def _by_pairs(
@@ -218,5 +229,5 @@ def _by_pairs(
     columns = torch.arange(1, width, device=k.device)
     table = torch.zeros(n_rows * width, dtype=torch.bool, device=k.device)
     table[rows[row] + columns[column]] = True
-    at = look_up(k, keys, rows, 0), look_up(q, queries, columns, 0)
+    at = Lookup(keys, rows, 0)(k), Lookup(queries, columns, 0)(q)
     return *at, lambda rows, columns: table.take(rows + columns)

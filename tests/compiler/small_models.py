@@ -1,4 +1,4 @@
-"""Small compiled models with inputs, shared by the tests of disguises."""
+"""Small compiled models, made once for all tests that only read them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from loopinterp.tasks import get_task
 
 SMALL = {"abacus_ripple": 2, "multiplication": 2}
 """Lengths of inputs of programs whose models are large; those of all others are 4."""
+
+
+@functools.cache
+def stock_model(name: str, max_length: int = 7) -> Compiled:
+    """A registered program, compiled."""
+    return compile_program(name, max_length=max_length)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from loopinterp.programs import (
     where,
 )
 from tests.compiler.compiled_properties import all_of_it_is_described, holds_nothing_else
+from tests.compiler.small_models import stock_model
 from tests.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -30,7 +31,7 @@ u = var("u")
 
 @pytest.mark.parametrize("name", list_programs())
 def test_a_compiled_model_is_an_ordinary_looped_transformer(name):
-    model = compile_program(name, max_length=7).model
+    model = stock_model(name).model
     assert type(model) is LoopedTransformer
     config = model.config
     assert (config.norm, config.final_norm, config.loop_norm) == ("none", False, False)
@@ -42,7 +43,7 @@ def test_a_compiled_model_is_an_ordinary_looped_transformer(name):
 
 @pytest.mark.parametrize("name", list_programs())
 def test_the_state_keeps_the_variables_and_the_injection_brings_the_rest(name):
-    compiled = compile_program(name, max_length=7)
+    compiled = stock_model(name)
     weights = compiled.model.state_dict()
     keeps, injects = weights["recall.state.weight"], weights["recall.input.weight"]
     for matrix in (keeps, injects):
@@ -58,11 +59,11 @@ def test_the_state_keeps_the_variables_and_the_injection_brings_the_rest(name):
 
 @pytest.mark.parametrize("name", list_programs())
 def test_every_neuron_and_head_is_described_and_the_state_holds_nothing_else(name):
-    compiled = compile_program(name, max_length=6)
+    compiled = stock_model(name)
     all_of_it_is_described(compiled)
     generator = torch.Generator().manual_seed(0)
     n_tokens = len(compiled.program.inputs)
-    holds_nothing_else(compiled, torch.randint(n_tokens, (50, 6), generator=generator), n_loops=5)
+    holds_nothing_else(compiled, torch.randint(n_tokens, (50, 7), generator=generator), n_loops=5)
 
 
 def test_a_model_looks_ahead_only_if_the_program_does():

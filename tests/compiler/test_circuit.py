@@ -13,6 +13,7 @@ from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.storage import read_tensors, write_tensors
 from loopinterp.programs import list_programs
 from tests.compiler.compiled_properties import same
+from tests.compiler.small_models import stock_model
 
 RIPPLE = compile_program("ripple", max_length=5)
 TOKENS = torch.tensor([[4, 3, 1, 2, 0], [4, 0, 3, 3, 1]])
@@ -20,7 +21,7 @@ TOKENS = torch.tensor([[4, 3, 1, 2, 0], [4, 0, 3, 3, 1]])
 
 @pytest.mark.parametrize("name", list_programs())
 def test_what_is_written_is_read_and_nothing_else(name):
-    circuit = compile_program(name, max_length=6).circuit
+    circuit = stock_model(name).circuit
     stored = [f for f in circuit.features if f.role != "scratch"]
     write = torch.cat([circuit.directions[f.id].write for f in stored])
     read = torch.cat([circuit.directions[f.id].read for f in stored])
@@ -29,7 +30,7 @@ def test_what_is_written_is_read_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", list_programs())
 def test_the_subspace_of_a_variable_is_that_of_its_directions(name):
-    circuit = compile_program(name, max_length=6).circuit
+    circuit = stock_model(name).circuit
     for variable in circuit.variables:
         basis, write = circuit.subspace(variable), circuit.directions_of(variable).write
         assert torch.allclose(basis @ basis.T, torch.eye(len(write)), atol=1e-6)
@@ -56,7 +57,7 @@ def test_unknown_variables_and_strange_states_are_refused():
 
 @pytest.mark.parametrize("name", list_programs())
 def test_a_circuit_comes_back_from_its_files_as_it_was(name, tmp_path):
-    circuit = compile_program(name, max_length=6).circuit
+    circuit = stock_model(name).circuit
     circuit.save(tmp_path)
     assert same(Circuit.load(tmp_path), circuit)
 

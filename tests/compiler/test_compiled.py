@@ -13,6 +13,7 @@ from loopinterp.programs import UNKNOWN, get_program, shift_right, tokens, var
 from loopinterp.programs.expressions import MAX_TABLE
 from loopinterp.programs.stock_programs import unique_set
 from tests.compiler.compiled_properties import same
+from tests.compiler.small_models import stock_model
 from tests.compiler.small_programs import program
 
 u = var("u")
@@ -21,12 +22,12 @@ MINE = program({"u": tokens}, {"u": shift_right(u)}, u, name="mine")
 
 @pytest.mark.parametrize("name", ["ripple", "copy", "unique_set", "multiplication"])
 def test_a_model_comes_back_from_its_files_as_it_was(name, tmp_path):
-    compiled = compile_program(name, max_length=8)
+    compiled = stock_model(name)
     compiled.save(tmp_path)
     loaded = Compiled.load(tmp_path)
     assert loaded.program is get_program(name) and same(loaded.circuit, compiled.circuit)
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randint(len(compiled.program.inputs), (20, 8), generator=generator)
+    inputs = torch.randint(len(compiled.program.inputs), (20, 7), generator=generator)
     before = compiled.model(inputs, n_loops=5, return_type="all_logits")
     assert torch.equal(loaded.model(inputs, n_loops=5, return_type="all_logits"), before)
 

@@ -6,11 +6,12 @@ from functools import reduce
 
 import pytest
 
-from loopinterp.compiler import compile_program, draw, draw_program, rotate
+from loopinterp.compiler import draw, draw_program, rotate
 from loopinterp.compiler.figures import MOST_NODES
 from loopinterp.core.errors import InputError
 from loopinterp.programs import get_program, list_programs, num_prev, shift_right, tokens, var
 from tests.compiler.compiled_properties import unrolled
+from tests.compiler.small_models import stock_model
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -39,7 +40,7 @@ def contracted(edges, keep) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", list_programs())
 def test_the_graph_of_a_circuit_unfolds_to_the_edges_of_a_run(name: str) -> None:
-    circuit = compile_program(name, max_length=5).circuit
+    circuit = stock_model(name).circuit
     graph = draw(circuit)
     edges = {(a, b) for a, b, _ in graph.unfolded(3) if b != "output"}
     keep = {end for edge in edges for end in edge}
@@ -54,9 +55,7 @@ def test_the_graph_of_a_circuit_unfolds_to_the_edges_of_a_run(name: str) -> None
 
 @pytest.mark.parametrize("name", ["ripple_held_2", "lookahead", "copy"])
 def test_a_program_is_drawn_compiled_without_weights(name: str) -> None:
-    assert draw_program(get_program(name), max_length=7) == draw(
-        compile_program(name, max_length=7).circuit
-    )
+    assert draw_program(get_program(name), max_length=7) == draw(stock_model(name, 7).circuit)
 
 
 @pytest.mark.parametrize("name", list_programs())
@@ -93,13 +92,13 @@ def test_heads_have_edges_for_key_query_and_value() -> None:
 
 
 def test_long_code_goes_by_short_names() -> None:
-    by_label = labels(draw(compile_program("unique_set", max_length=7).circuit))
+    by_label = labels(draw(stock_model("unique_set").circuit))
     assert any(label.startswith("m1 = ") for label in by_label)
     assert not any("name='next_symbol'" in label for label in by_label)
 
 
 def test_a_circuit_in_disguise_says_so() -> None:
-    circuit = rotate(compile_program("copy", max_length=6), seed=0).circuit
+    circuit = rotate(stock_model("copy"), seed=0).circuit
     assert draw(circuit).title == ", ".join(["copy", *circuit.disguises])
 
 

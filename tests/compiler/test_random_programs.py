@@ -35,7 +35,7 @@ ALL = settings(
 )
 
 
-@settings(ALL, max_examples=40)
+@settings(ALL, max_examples=30)
 @given(programs(), st.integers(1, 6))
 def test_random_programs_run_as_they_are_interpreted(program, max_length):
     check(program, min(max_length, LONGEST[len(program.inputs)]))

@@ -30,6 +30,7 @@ from loopinterp.programs import (
 from loopinterp.programs.expressions import Aggregate
 from tests.compiler.compiled_properties import agrees
 from tests.compiler.random_programs import programs
+from tests.compiler.small_models import stock_model
 from tests.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -161,7 +162,7 @@ def test_the_circuit_of_the_ripple():
 
 @pytest.mark.parametrize("name", list_programs())
 def test_every_selector_that_reads_something_has_a_head_of_its_name(name):
-    compiled = compile_program(name, max_length=7)
+    compiled = stock_model(name)
     trace = compiled.program.trace(every_input(compiled.program, 1), 1)
     known = {*trace.selectors, *trace.prepare_selectors}
     assert {head.selector for head in compiled.circuit.heads} == known

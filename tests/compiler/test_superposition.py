@@ -24,7 +24,7 @@ from tests.compiler.small_models import cached, logits_of, small_model
 def test_the_fewest_exact_dimensions_are_those_of_what_stands_in_one_place(program, dimensions):
     # Values less 1 of tokens, positions, variables and scratch, and 1 for their sum.
     plain = small_model(program)
-    dense = superpose(plain.compiled, seed=0)
+    dense = superpose(plain.compiled, seed=0, steps=5)
     assert dense.model.config.d_model == dimensions
     record = dense.circuit.superposition
     assert record is not None and record.exact
@@ -69,7 +69,7 @@ def test_an_exact_superposition_can_be_superposed_further():
     twice = superpose(once, seed=1, steps=40)
     assert twice.model.config.d_model == 13
     assert (logits_of(twice, plain.inputs, plain.n_loops) - plain.logits).abs().max() < 1e-4
-    fewer = superpose(once, d_model=11, seed=0, steps=100)
+    fewer = superpose(once, d_model=11, seed=0, steps=40)
     assert check_disguise(fewer, plain.compiled, plain.inputs, n_loops=plain.n_loops).exact
 
 
@@ -91,7 +91,7 @@ INEXACT = {"ripple": 11, "prefix_mod_5": 18, "parity": 12}
 def test_interference_is_absorbed_by_units_and_does_not_drift_in_500_loops(program):
     plain = small_model(program)
     hidden = rotate(permute(plain.compiled, seed=0), seed=1)
-    dense = superpose(hidden, d_model=INEXACT[program], seed=0, steps=100)
+    dense = superpose(hidden, d_model=INEXACT[program], seed=0, steps=60)
     record = dense.circuit.superposition
     assert record is not None and not record.exact
     pres = [cached(c, plain.inputs, 3, "mlp.hook_pre") for c in (hidden, dense)]
@@ -107,7 +107,7 @@ def test_interference_is_absorbed_by_units_and_does_not_drift_in_500_loops(progr
 
 def test_a_search_finds_directions_that_interfere_less_than_random_ones():
     plain = small_model("parity")
-    random, sought = (superpose(plain.compiled, d_model=11, seed=0, steps=k) for k in (0, 100))
+    random, sought = (superpose(plain.compiled, d_model=11, seed=0, steps=k) for k in (0, 40))
     checks = [
         check_disguise(c, plain.compiled, plain.inputs, n_loops=plain.n_loops)
         for c in (random, sought)

@@ -275,6 +275,7 @@ def test_inputs_and_pairs_may_go_on_a_few_at_a_time(window, monkeypatch):
     at_once = InterchangeRun(model, pairs).interchange()
     monkeypatch.setattr(engine, "_HELD_NUMBERS", 2 * (N_LOOPS + 1) * N_POS * D_MODEL)
     monkeypatch.setattr(engine, "_AT_A_TIME", 7)
+    monkeypatch.setattr(engine, "_NUMBERS_AT_A_TIME", 0)
     assert torch.equal(InterchangeRun(model, pairs).interchange(), at_once)
 
 

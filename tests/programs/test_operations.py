@@ -22,7 +22,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.selection import _by_pairs, _smallest_integers, look_up
+from loopinterp.programs.selection import Lookup, _by_pairs, _smallest_integers
 from tests.programs.batches import Row, agree, batches
 from tests.programs.reference import OPERATIONS, PREDICATES
 
@@ -141,7 +141,7 @@ WIDE = st.integers(-5, 5) | st.sampled_from([-(2**63), 2**63 - 1, 2**62, -(10**9
 def test_a_table_of_near_or_far_keys_is_looked_up_exactly(table, values, default):
     keys = torch.tensor(sorted(table), dtype=torch.int64)
     new = torch.tensor([table[key] for key in sorted(table)], dtype=torch.int64)
-    read = look_up(torch.tensor([values]), keys, new, default)
+    read = Lookup(keys, new, default)(torch.tensor([values]))
     assert read.tolist() == [[table.get(value, default) for value in values]]
 
 
