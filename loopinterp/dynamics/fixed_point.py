@@ -144,9 +144,10 @@ def find_fixed_point(
                 turns = watch.see(state.x)
                 ended = done | (now == Status.CONVERGED) | (now == Status.DIVERGED)  # [batch]
                 on_cycle = (turns > 0) & ~ended
-                now[on_cycle], period[on_cycle] = int(Status.CYCLE), turns[on_cycle]
+                now.masked_fill_(on_cycle, Status.CYCLE)
+                period = torch.where(on_cycle, turns, period)
                 if state.n_steps < max_iter:  # patience ends nothing that is coming round again
-                    now[watch.checking & (now == Status.STALLED)] = int(Status.RUNNING)
+                    now.masked_fill_(watch.checking & (now == Status.STALLED), Status.RUNNING)
             status = torch.where(done, status, now)
             # The last finite iterate of each example, [batch, size]
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
@@ -246,6 +247,19 @@ class _CycleWatch:
         near = miss <= self.tol * scale + self.atol
         if lag > 1:  # after one step it would be a fixed point
             self.period = torch.where(near & first_turn, lag, self.period)
+        cycles = self._turned(miss, near, lag, scale) if self.checking.any() else self.period
+        if self.n_steps & (self.n_steps - 1) == 0:
+            self._move_anchor(x)
+        return cycles
+
+    def _turned(
+        self,
+        miss: Float[Tensor, " batch"],
+        near: Bool[Tensor, " batch"],
+        lag: int,
+        scale: Float[Tensor, " batch"],
+    ) -> Int[Tensor, " batch"]:
+        """Judge the candidates that have made full turns; the period of each cycle, else 0."""
         period = self.period.clamp(min=1)
         # Full turns since the anchor, at multiples of the period, else 0, [batch]
         turns = torch.where(self.checking & (lag % period == 0), lag // period, 0)
@@ -261,6 +275,4 @@ class _CycleWatch:
         refused = returned & (~near | last) & (cycles == 0)
         self.period = torch.where(refused, 0, self.period)
         self.worst = torch.where(refused, 0, self.worst)
-        if self.n_steps & (self.n_steps - 1) == 0:
-            self._move_anchor(x)
         return cycles

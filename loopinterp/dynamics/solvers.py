@@ -69,13 +69,13 @@ class Termination(Settings):
     def __call__(self, state: SolverState) -> Int[Tensor, " batch"]:
         status = torch.full_like(state.since_best, Status.RUNNING)
         if self.patience is not None:
-            status[state.since_best >= self.patience] = Status.STALLED
+            status.masked_fill_(state.since_best >= self.patience, Status.STALLED)
         if state.n_steps >= self.max_iter:
-            status[status == Status.RUNNING] = Status.OUT_OF_BUDGET
-        status[state.gap <= self.tol * state.size + self.atol] = Status.CONVERGED
+            status.masked_fill_(status == Status.RUNNING, Status.OUT_OF_BUDGET)
+        status.masked_fill_(state.gap <= self.tol * state.size + self.atol, Status.CONVERGED)
         too_large = state.size > self.divergence * (1 + state.start_norm)  # [batch]
-        status[too_large | ~state.size.isfinite() | ~state.gap.isfinite()] = Status.DIVERGED
-        return status
+        finite = state.size.isfinite() & state.gap.isfinite()
+        return status.masked_fill_(too_large | ~finite, Status.DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ class SolverState:
 
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
         """This state, with some examples as in ``old``."""
+        if not rows.any():
+            return self
         values = {}
         for name in ("x", "fx", "gap", "size", "best", "since_best", "evaluations"):
             new = getattr(self, name)  # [batch] or [batch, size]
@@ -149,11 +151,20 @@ def start(f: _Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solve
 
 def advance(f: _Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
     fx = f(x)
-    counts = {"evaluations": state.evaluations + 1, "n_steps": state.n_steps + 1}
-    new = replace(state, x=x, fx=fx, gap=distance(fx, x), size=distance(fx), **counts)
-    better = new.scaled_gap < 0.99 * state.best
-    best = torch.where(better, new.scaled_gap, state.best)
-    return replace(new, best=best, since_best=torch.where(better, 0, state.since_best + 1))
+    gap, size = distance(fx, x), distance(fx)
+    scaled_gap = share_of_size(gap, torch.maximum(size, state.start_norm))
+    better = scaled_gap < 0.99 * state.best
+    return replace(
+        state,
+        x=x,
+        fx=fx,
+        gap=gap,
+        size=size,
+        evaluations=state.evaluations + 1,
+        n_steps=state.n_steps + 1,
+        best=torch.where(better, scaled_gap, state.best),
+        since_best=torch.where(better, 0, state.since_best + 1),
+    )
 
 
 def distance(

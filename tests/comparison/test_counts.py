@@ -31,6 +31,9 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
     counts = count_evidence([evidence]).isel(model=0).sel(program=name)
     data = evidence.data.sel(program=name)
     n_delays = data.sizes["delay"]
+    named = ("within", "changes", "moves", "agree")
+    within, changes, moves, agree = (data[x].transpose("pair", "delay").values for x in named)
+    base = data.base.values
     right, effective = [[0] * (n_delays + 1) for _ in range(2)]
     prefix_right, prefix_effective = [[0] * (n_delays + 1) for _ in range(2)]
     run_right = run_effective = 0
@@ -39,22 +42,21 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
     for pair, (_, strata) in enumerate(evidence.strata.iterrows()):
         if strata["kind"] != "other value" or label not in (None, strata["token"]):
             continue
-        one = data.isel(pair=pair)
-        last = int(one.within.sum()) - 1
+        last = int(within[pair].sum()) - 1
         happened, kept = False, True
         for delay in range(last + 1):
-            at = one.isel(delay=delay)
-            happens, agrees = bool(at.changes or at.moves), bool(at.agree)
+            at = pair, delay
+            happens, agrees = bool(changes[at] or moves[at]), bool(agree[at])
             happened, kept = happened or happens, kept and agrees
             for place in [delay] + [n_delays] * (delay == last):
                 effective[place] += happens
                 right[place] += happens and agrees
                 prefix_effective[place] += happened
                 prefix_right[place] += happened and kept
-                effective_inputs[place] |= {int(one.base)} if happens else set()
-                prefix_inputs[place] |= {int(one.base)} if happened else set()
+                effective_inputs[place] |= {int(base[pair])} if happens else set()
+                prefix_inputs[place] |= {int(base[pair])} if happened else set()
         run_effective += happened
-        run_inputs |= {int(one.base)} if happened else set()
+        run_inputs |= {int(base[pair])} if happened else set()
         run_right += happened and kept
     stratum = counts.sel(stratum="all" if label is None else f"token: {label}")
     assert stratum.effective.values.tolist() == effective and stratum.right.values.tolist() == right

@@ -49,7 +49,6 @@ def compared(
     ("name", "variable", "n"),
     [
         ("ripple", "carry", 6),
-        ("prefix_xor", "prefix", 6),
         ("copy", "symbol", 4),  # of twice as many positions
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from loopinterp.programs import (
     UNKNOWN,
     Linear,
     LoopProgram,
+    Trace,
     get_program,
     list_programs,
     tokens,
@@ -49,29 +51,36 @@ def pairs_of(
     return random_pairs(inputs, n_loops=N, count=count, sites=sites, seed=seed, twice=twice)
 
 
+@cache
+def alone(name: str, row: tuple[int, ...]) -> Trace:
+    """The undisturbed run of one input."""
+    return get_program(name).run(torch.tensor([row]), n_loops=N)
+
+
 def one_run(
     name: str, pairs: InterchangePairs, k: int, names: tuple[str, ...] | None = None
 ) -> torch.Tensor:
     """Answers [delay, pos] of one pair, by the program's public way to go on from a state."""
     program = get_program(name)
-    base, source = (pairs.inputs[int(r[k])][None] for r in (pairs.base, pairs.source))
+    base, source = (tuple(pairs.inputs[int(r[k])].tolist()) for r in (pairs.base, pairs.source))
     loop, donor = int(pairs.loop[k]), int(pairs.source_loop[k])
-    state = {v: x[-1].clone() for v, x in program.run(base, n_loops=loop).variables.items()}
-    taken = program.run(source, n_loops=donor).variables
+    state = {v: x[loop].clone() for v, x in alone(name, base).variables.items()}
+    taken = alone(name, source).variables
     for variable in program.variables if names is None else names:
         for position in pairs.positions[k].tolist():
             state[variable][0, position] = taken[variable][donor, 0, position]
-    run = program.run(base, n_loops=pairs.n_loops, start_at_loop=loop, variables=state)
+    tokens = torch.tensor([base])
+    run = program.run(tokens, n_loops=pairs.n_loops, start_at_loop=loop, variables=state)
     second = pairs.second
     if second is None or not second.made[k]:
         return run.outputs[:, 0]
     again, place = int(second.loop[k]), int(second.position[k])
     before, state = again - loop, {v: x[again - loop].clone() for v, x in run.variables.items()}
     given = int(second.source_loop[k])
-    taken = program.run(pairs.inputs[second.source[k]][None], n_loops=given).variables
+    taken = alone(name, tuple(pairs.inputs[second.source[k]].tolist())).variables
     for variable in program.variables if names is None else names:
         state[variable][0, place] = taken[variable][given, 0, place]
-    after = program.run(base, n_loops=pairs.n_loops, start_at_loop=again, variables=state)
+    after = program.run(tokens, n_loops=pairs.n_loops, start_at_loop=again, variables=state)
     return torch.cat([run.outputs[:before, 0], after.outputs[:, 0]])
 
 
@@ -82,7 +91,7 @@ def check(name: str, pairs: InterchangePairs, names: tuple[str, ...] | None = No
         horizon, loop = int(pairs.horizon[k]), int(pairs.loop[k])
         said = prediction.interchanged[k, : horizon + 1]
         assert torch.equal(said.long(), one_run(name, pairs, k, names)), (name, k)
-        natural = program.run(pairs.inputs[pairs.base[k]][None], n_loops=N).outputs[loop:, 0]
+        natural = alone(name, tuple(pairs.inputs[pairs.base[k]].tolist())).outputs[loop:, 0]
         assert torch.equal(prediction.base[k, : horizon + 1].long(), natural)
 
 

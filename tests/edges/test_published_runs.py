@@ -115,7 +115,9 @@ def test_path_patching_is_that_of_a_run_by_hand(name: str, stream_norms: Any) ->
     plain, updates = hand(name, base, nodes=nodes)
     _, donated = hand(name, source, nodes=nodes)
     torch.testing.assert_close(plain, model(base, n_loops=LOOPS), atol=1e-7, rtol=0)
-    for sender, receiver, through in some_paths(name, stream_norms):
+    # Every path in two models; every other one in the others, whose runs are no different.
+    paths = some_paths(name, stream_norms)[:: 1 if name in ("ouro-grouped", "huginn") else 2]
+    for sender, receiver, through in paths:
         into = [receiver, *through, *(f"{m}.{slot}" for m in through for slot in "qkv")]
 
         def sees(a, b, output, sender=sender, into=into, through=through):
@@ -191,7 +193,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str, stream_norms:
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "n_steps"), [("ouro", 30), ("huginn", 24), ("albert", 24)])
+@pytest.mark.parametrize(("name", "n_steps"), [("ouro", 20), ("huginn", 16), ("albert", 16)])
 def test_integrated_gradients_add_up_to_the_whole_effect(
     name: str, n_steps: int, stream_norms: Any
 ) -> None:
@@ -202,7 +204,8 @@ def test_integrated_gradients_add_up_to_the_whole_effect(
     along_input = effects.scores("eap_ig", n_steps=n_steps)[0].sum(0)
     torch.testing.assert_close(along_input, changes, atol=limit, rtol=0)
     # Through many norms as nodes, the path bends more.
-    n_steps *= 2 if stream_norms == "nodes" and name != "ouro" else 1
+    if stream_norms == "nodes":
+        n_steps = 30 if name == "ouro" else 48
     along_edges = effects.scores("edge_ig", n_steps=n_steps).sum((0, 1))
     torch.testing.assert_close(along_edges, changes, atol=limit, rtol=0)
 

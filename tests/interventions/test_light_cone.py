@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -118,8 +119,17 @@ def check(model: LoopedTransformer, component: str, seed: int, positions: Any = 
             assert measured == pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *WINDOWED])
-@pytest.mark.parametrize("component", ["resid_pre", "z", "pattern"])
+SITES = ("resid_pre", "z", "pattern")
+
+
+# Where a patch is made and what else a model has are independent, but for a window.
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [
+        *itertools.product(WINDOWED, SITES),
+        *zip(VARIANTS, itertools.cycle(SITES)),
+    ],
+)
 def test_a_patch_is_a_run_of_the_whole_with_a_hook(name, component):
     check(configured(name), component, seed=1)
 

@@ -106,8 +106,9 @@ HEADS = ("hook_z", "q", "pattern")
 @pytest.mark.parametrize(
     ("component", "each"),
     [
-        *((name, each) for name in list(IN_LAYERS)[:4] for each in (False, True)),
-        *(("q", False), ("pattern", True), ("mlp.hook_post", False), ("ln2.hook_scale", True)),
+        *((name, each) for name in ("resid_pre", "hook_z") for each in (False, True)),
+        *(("attn_out", True), ("mlp_out", False), ("q", False), ("pattern", True)),
+        *(("mlp.hook_post", False), ("ln2.hook_scale", True)),
     ],
 )
 def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
