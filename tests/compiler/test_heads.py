@@ -187,10 +187,19 @@ def hows(compiled) -> set[str]:
     return {group.how for group in compiled.circuit.neurons}
 
 
+KINDS, DEFAULTS = ("mean", "max", "min"), (-4, 0, 9)
+
+
+# Each kind meets each default: which one is for nothing has no part in what is selected.
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("default", [-4, 0, 9])
-@pytest.mark.parametrize("kind", ["mean", "max", "min"])
-@pytest.mark.parametrize("predicate", ["<", "!=", ">", [(0, 1), (2, 1), (2, 2)]])
+@pytest.mark.parametrize(
+    ("predicate", "kind", "default"),
+    [
+        (predicate, kind, DEFAULTS[(p + k) % 3])
+        for p, predicate in enumerate(["<", "!=", ">", [(0, 1), (2, 1), (2, 2)]])
+        for k, kind in enumerate(KINDS)
+    ],
+)
 def test_aggregates_of_negative_values_and_of_nothing(predicate, kind, default, causal):
     selector = select(tokens, tokens, predicate, causal=causal)
     compiled = check(aggregate(selector, signed, kind, default))
@@ -254,7 +263,7 @@ def test_selections_by_what_changes_from_loop_to_loop(step):
 
 def test_an_integer_mean_is_truncated_towards_0():
     every = select(0, 0, "true")
-    for shift in range(-4, 5):
+    for shift in (-4, -3, -1, 0, 3):
         check(aggregate(every, tokens * 2 + shift))
 
 

@@ -96,7 +96,6 @@ def test_programs_that_differ_under_interventions_alone_are_told_apart() -> None
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("ripple", "held"),
         ("ripple", "second change"),
         ("ripple", "doubled"),
         ("ripple", "answers by the larger"),

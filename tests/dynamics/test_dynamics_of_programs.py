@@ -30,7 +30,7 @@ from tests.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")  # which cost most of the time
 
-N_LOOPS = 40
+N_LOOPS = 20
 OTHERS = 3
 LARGE = {"abacus_ripple", "binary_sum", "multiplication", "token_addition", "unique_set"}
 """Programs whose models are large; their inputs are shorter."""

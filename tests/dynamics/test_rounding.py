@@ -244,7 +244,7 @@ def _transformer() -> LoopedTransformer:
             m, b, n_loops=24, kicks=(0.1,), n_noise=1, n_others=1, n_draws=1
         ),
         lambda m, b: local_stability_study(
-            m, b, k=1, n_loops=24, max_vectors=10, growth_loops=2, lyapunov_loops=8
+            m, b, k=1, n_loops=12, max_vectors=10, growth_loops=2, lyapunov_loops=8
         ),
         lambda m, b: geometry_study(m, b, n_loops=24, limit_steps=40),
         lambda m, b: attention_stabilisation_study(m, b, n_loops=12),

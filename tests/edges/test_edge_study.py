@@ -57,7 +57,7 @@ def studied(name: str, *, hidden: bool = False) -> EdgeStudy:
 
 @pytest.mark.parametrize(
     ("name", "hidden"),
-    [("ripple", False), ("parity", False), ("latched_ripple", False), ("parity", True)],
+    [("ripple", False), ("latched_ripple", False), ("parity", True)],
 )
 def test_the_edges_of_a_program_are_found(name: str, hidden: bool) -> None:
     result, known = studied(name, hidden=hidden), compiled(name, hidden=hidden)

@@ -35,6 +35,11 @@ def ripple() -> CarryStudyResult:
     return study_of(CarryToy())
 
 
+@pytest.fixture(scope="module")
+def two_a_loop() -> CarryStudyResult:
+    return study_of(CarryToy(reach=2))
+
+
 def arrived(result: CarryStudyResult, reach: int = 1) -> np.ndarray:
     grid = result.data["accuracy"]
     return (grid["chain_length"] <= reach * grid["loop"]).transpose(*grid.dims).values
@@ -56,16 +61,18 @@ def test_the_front_moves_one_position_a_loop(ripple: CarryStudyResult) -> None:
     assert finding.good and "1.00 positions" in finding.value
 
 
-def test_a_front_of_two_positions_a_loop_is_told_apart() -> None:
-    result = study_of(CarryToy(reach=2))
+def test_a_front_of_two_positions_a_loop_is_told_apart(two_a_loop: CarryStudyResult) -> None:
+    result = two_a_loop
     np.testing.assert_array_equal(result.data["accuracy"] == 1.0, arrived(result, reach=2))
     np.testing.assert_array_equal(result.first_loop, [1, 1, 2, 2, 3, 3, 4, 4])
     assert result.speed == pytest.approx(2.0, rel=0.1)
     assert (result.resolved, result.unresolved) == (1.0, 0.5)
 
 
-def test_the_half_that_cannot_fail_is_labelled_as_that(ripple: CarryStudyResult) -> None:
-    for reach, result in ((1, ripple), (2, study_of(CarryToy(reach=2)))):
+def test_the_half_that_cannot_fail_is_labelled_as_that(
+    ripple: CarryStudyResult, two_a_loop: CarryStudyResult
+) -> None:
+    for reach, result in ((1, ripple), (2, two_a_loop)):
         assert result.reach == reach
         np.testing.assert_array_equal(result.data["in_reach"], arrived(result, reach))
         (finding,) = result.findings()

@@ -206,7 +206,7 @@ def test_states_after_two_interchanges_are_those_of_every_two_one_by_one(name):
 
 @pytest.mark.parametrize(
     ("name", "variable"),
-    [("ripple", "carry"), ("prefix_xor", "prefix"), ("parity", "parity"), ("copy", "symbol")],
+    [("ripple", "carry"), ("parity", "parity"), ("copy", "symbol")],
 )
 def test_what_only_another_loop_or_a_second_change_brings_out_is_told_apart(name, variable):
     program = get_program(name)

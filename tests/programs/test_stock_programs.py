@@ -44,7 +44,7 @@ def exact(program: LoopProgram, batch: Batch, n_loops: int) -> torch.Tensor:
     return torch.cat(right, dim=1)
 
 
-@pytest.mark.parametrize("n", range(1, 7))
+@pytest.mark.parametrize("n", [1, 2, 4, 6])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_inputs_are_answered_at_t_of_n_and_some_not_a_loop_before(name, n):
     program = get_program(name)
@@ -64,7 +64,7 @@ def test_long_inputs_of_mixed_lengths_are_answered_at_t_of_the_longest(name):
     task = task_of(program)
     generator = torch.Generator().manual_seed(0)
     for distribution in task.distributions:
-        n = torch.cat([torch.tensor([64]), torch.randint(1, 65, (39,), generator=generator)])
+        n = torch.cat([torch.tensor([64]), torch.randint(1, 65, (15,), generator=generator)])
         batch = task.sample(n, generator=generator, distribution=distribution)
         outputs = program.trace(batch.inputs, program.n_loops(64)).outputs[-1]
         for row in range(len(batch)):
