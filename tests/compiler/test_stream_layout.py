@@ -83,7 +83,7 @@ def test_the_features_of_every_program_have_room(name):
     check(laid_out(get_program(name), 12))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(programs())
 def test_the_features_of_random_programs_have_room(program):
     check(laid_out(program, 4))

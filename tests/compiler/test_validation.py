@@ -191,7 +191,7 @@ def check_that_no_value_is_missing(checked, max_length, tokens):
 
 
 @settings(
-    max_examples=20,
+    max_examples=14,
     deadline=None,
     derandomize=True,
     database=None,

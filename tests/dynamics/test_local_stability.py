@@ -228,8 +228,8 @@ def test_all_exponents_of_a_fixed_point_are_logarithms_of_its_eigenvalues() -> N
 
 
 def test_chaos_of_the_logistic_map_is_log_two_within_its_interval() -> None:
-    start = torch.rand(64, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    exponents = lyapunov_exponents(lambda x: 4 * x * (1 - x), start, 400)
+    start = torch.rand(256, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    exponents = lyapunov_exponents(lambda x: 4 * x * (1 - x), start, 200)
     assert exponents.values.mean().item() == pytest.approx(math.log(2), abs=0.007)
     covered = (exponents.low <= math.log(2)) & (math.log(2) <= exponents.high)
     assert 0.8 < covered.double().mean() <= 1
@@ -239,8 +239,8 @@ def test_chaos_and_area_of_the_henon_map() -> None:
     def henon(z: Tensor) -> Tensor:
         return torch.stack([1 - 1.4 * z[:, 0] ** 2 + z[:, 1], 0.3 * z[:, 0]], dim=1)
 
-    start = 0.1 * torch.rand(64, 2, generator=torch.Generator().manual_seed(0)).double()
-    exponents = lyapunov_exponents(henon, start, 400, 2, discard=50)
+    start = 0.1 * torch.rand(256, 2, generator=torch.Generator().manual_seed(0)).double()
+    exponents = lyapunov_exponents(henon, start, 160, 2, discard=50)
     assert exponents.values[:, 0].mean().item() == pytest.approx(0.419, abs=0.005)
     # The map shrinks every area by .3, so the two exponents add up to its logarithm.
     total = exponents.values.sum(1)

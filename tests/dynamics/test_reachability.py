@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ def wells(h: Tensor, e: Tensor) -> Tensor:
     return h - 0.1 * (h**3 - h)
 
 
+@cache
+def of_wells() -> ReachabilityResult:
+    return study_of(wells)
+
+
 def value(estimate: Any) -> np.ndarray:
     return estimate.sel(estimate="value").values
 
@@ -69,7 +75,7 @@ def test_the_limits_of_two_inputs_are_compared_as_a_control() -> None:
 
 
 def test_wells_are_told_apart() -> None:
-    result = study_of(wells)
+    result = of_wells()
     # Zeros stay where they are, noise falls into any well, and all own limits are one.
     assert (result.data["status"].sel(start=["own", "zeros"]) == Status.CONVERGED).all()
     reached = dict(zip(result.data["start"].values, value(result.reached())))
@@ -128,7 +134,7 @@ def test_without_a_limit_nothing_is_claimed() -> None:
 
 
 def test_the_figures_show_the_control(tmp_path: Path) -> None:
-    starts, perturbed = load_result(study_of(wells).save(tmp_path)).figures()
+    starts, perturbed = load_result(of_wells().save(tmp_path)).figures()
     plot: Any = starts.plot
     (bars,) = plot.data
     assert list(bars.y) == ["own", "zeros", "noise 1", "noise 2", "other 1", "other 2"]
