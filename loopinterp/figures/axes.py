@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -180,37 +181,48 @@ def panel_figure(
     need(titles, "panels", "at least one", "none", "Give one.")
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
+    figure = go.Figure(_empty_grid(len(titles), rows, columns))
+    for k in range(len(titles)):
+        figure.layout[f"yaxis{suffix(k)}"].showticklabels = k % columns == 0
+    meta = {"panels": len(titles), "columns": columns}
+    meta |= {"panel_height": panel_height, "square": square}
+    heads = [
+        {
+            "text": f"<b>{title}</b>",
+            "xref": f"x{suffix(k)} domain",
+            "yref": f"y{suffix(k)} domain",
+            "x": 0,
+            "y": 1,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "showarrow": False,
+            "font": {"size": 13},
+            "name": "panel title",
+        }
+        for k, title in enumerate(titles)
+        if title
+    ]
+    layout: dict[str, Any] = {"height": rows * panel_height + 110, "meta": {"loopinterp": meta}}
+    if heads:  # the legend stands above them
+        figure.layout.annotations = heads
+        top = 1 + 22 / (rows * panel_height)
+        layout = {"legend": {"y": top}, "margin": {"t": 64}, **layout}
+    return figure.update_layout(layout)
+
+
+@cache
+def _empty_grid(panels: int, rows: int, columns: int) -> go.Figure:
+    """Empty axes; copied, as Plotly takes ten times as long to lay them out."""
     # Cells of the grid that hold a panel, [row, column]; the last row may be short.
-    in_use = np.arange(rows * columns).reshape(rows, columns) < len(titles)
-    figure = make_subplots(
+    in_use = np.arange(rows * columns).reshape(rows, columns) < panels
+    return make_subplots(
         rows,
         columns,
         specs=[[{} if used else None for used in row] for row in in_use],
         horizontal_spacing=0.06,
         vertical_spacing=min(0.16 / rows + 0.04, 0.9 / rows),
+        figure=go.Figure(layout={"template": template()}),
     )
-    for k, title in enumerate(titles):
-        name = suffix(k)
-        figure.layout[f"yaxis{name}"].showticklabels = k % columns == 0
-        if title:
-            figure.add_annotation(
-                text=f"<b>{title}</b>",
-                xref=f"x{name} domain",
-                yref=f"y{name} domain",
-                x=0,
-                y=1,
-                xanchor="left",
-                yanchor="bottom",
-                showarrow=False,
-                font={"size": 13},
-                name="panel title",
-            )
-    meta = {"panels": len(titles), "columns": columns}
-    meta |= {"panel_height": panel_height, "square": square}
-    height = rows * panel_height + 110
-    if any(titles):  # the legend stands above them
-        figure.update_layout(legend_y=1 + 22 / (rows * panel_height), margin_t=64)
-    return figure.update_layout(template=template(), height=height, meta={"loopinterp": meta})
 
 
 class Style(NamedTuple):

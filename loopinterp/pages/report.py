@@ -6,9 +6,10 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -48,6 +49,9 @@ from loopinterp.pages.run_record import (
     spell_problem,
 )
 from loopinterp.pages.sections import EXPLORER, SECTIONS, figure_views, section_views
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _MARKER = '<meta name="generator" content="loopinterp report">'
 """In the head of every page written here; a file with it may be overwritten."""
@@ -158,6 +162,13 @@ def render_report(record: RunRecord) -> str:
 
 def render_page(template: str, **context: Any) -> str:
     """A page of ``templates/``, with all foreign text escaped."""
+    policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
+    return _environment().get_template(template).render(policy=policy, **context)
+
+
+@cache
+def _environment() -> Environment:
+    """Compiled once: that takes as long as filling a page in."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def without_controls(value: Any) -> Any:
@@ -176,8 +187,7 @@ def render_page(template: str, **context: Any) -> str:
     environment.filters |= {"tidy": _tidy, "in_short": _in_short}
     environment.filters["seconds"] = lambda value: _tidy(seconds(value))
     environment.globals |= {"asset": asset, "marker": Markup(_MARKER)}
-    policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
-    return environment.get_template(template).render(policy=policy, **context)
+    return environment
 
 
 def _tidy(text: str) -> str:
