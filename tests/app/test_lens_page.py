@@ -22,6 +22,7 @@ from loopinterp.pages import Exploration
 from loopinterp.tasks import typed_example
 from tests.adapters.published import hrm_text, ouro
 from tests.cli.test_cli import Command, assert_refused, command
+from tests.lenses.lens_toys import fit_little
 
 __all__ = ["command"]
 
@@ -165,6 +166,7 @@ def test_the_code_beside_a_model_is_run_only_if_that_is_said(
 def test_a_model_of_the_zoo_and_a_lens_that_is_fitted_first(
     lens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fit_little(monkeypatch)
     monkeypatch.chdir(tmp_path)
     page, found = write_lens_page("parity", "1 0 1", lens=lens, progress=False)
     assert page.resolve() == tmp_path / "lens.html" and found.lens == lens

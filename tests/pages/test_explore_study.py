@@ -21,6 +21,7 @@ from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.tasks import Addition, Batch, TokenAddition
 from loopinterp.tasks.task import IGNORE
 from tests.adapters.kinds import KINDS, adapted, tokens_of
+from tests.lenses.lens_toys import fit_little
 
 
 def inputs_of(exploration: Exploration, example: int) -> torch.Tensor:
@@ -251,8 +252,9 @@ def same(found: Exploration, read: LensResult) -> None:
 
 @pytest.mark.parametrize("lens", ["logit", "coda", "tuned", "jacobian"])
 def test_readings_are_those_of_the_lens_study(
-    lens: Any, with_coda: LoopedTransformer, batch: Batch
+    lens: Any, with_coda: LoopedTransformer, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fit_little(monkeypatch)
     found = explore(with_coda, batch, lens=lens, examples=2, seed=3)
     read = lens_study(with_coda, batch, lens=lens, inside=True, seed=3)
     same(found, read)
@@ -302,8 +304,9 @@ def test_a_fitted_lens_says_after_how_many_loops_and_whether_within_them(
 
 
 def test_what_is_no_lens_or_cannot_be_fitted_is_refused(
-    with_coda: LoopedTransformer, batch: Batch
+    with_coda: LoopedTransformer, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fit_little(monkeypatch)
     with pytest.raises(InputError, match=r"^lens:.*logit"):
         explore(with_coda, batch, lens="logits")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="fit_on"):

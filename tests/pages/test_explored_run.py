@@ -20,22 +20,26 @@ def test_a_value_is_implied_where_it_alone_gives_the_models_answer(name: str) ->
     trace = program.trace(batch.inputs, n_loops)
     found = {k: pair for k, *pair in program_values(program, batch.inputs, answers, asked)}
     assert list(found) == [*(f"{name}.{v}" for v in program.variables), f"{name}'s answer"]
+    n_pos = answers.shape[-1]
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(n_pos))
+    each = torch.arange(len(places))  # an example of its own for each place
+    row, pos = places.T
     for variable in program.variables:
         values, implied = found[f"{name}.{variable}"]
         assert torch.equal(values, trace.variables[variable])
         for loop in range(n_loops + 1):
-            here = {v: x[loop] for v, x in trace.variables.items()}
-            for row, pos in torch.cartesian_prod(torch.arange(4), torch.arange(answers.shape[-1])):
-                agreeing = []
-                for value in values.unique().tolist():
-                    changed = here[variable].clone()
-                    changed[row, pos] = value  # here alone, and everywhere else as it is
-                    tried = {**here, variable: changed}
-                    said = program.run(batch.inputs, n_loops=0, variables=tried).outputs[0]
-                    if said[row, pos] == answers[loop, row, pos]:
-                        agreeing.append(value)
-                alone = len(agreeing) == 1 and bool(asked[row, pos])
-                assert implied[loop, row, pos] == (agreeing[0] if alone else NOT_SAID)
+            here = {v: x[loop][row] for v, x in trace.variables.items()}
+            agreeing: list[list[int]] = [[] for _ in places]
+            for value in values.unique().tolist():
+                changed = here[variable].clone()
+                changed[each, pos] = value  # here alone, and everywhere else as it is
+                tried = {**here, variable: changed}
+                said = program.run(batch.inputs[row], n_loops=0, variables=tried).outputs[0]
+                for k in (said[each, pos] == answers[loop, row, pos]).nonzero().flatten().tolist():
+                    agreeing[k].append(value)
+            for k, those in enumerate(agreeing):
+                alone = len(those) == 1 and bool(asked[row[k], pos[k]])
+                assert implied[loop, row[k], pos[k]] == (those[0] if alone else NOT_SAID)
 
 
 def test_an_answer_that_is_read_elsewhere_implies_nothing() -> None:

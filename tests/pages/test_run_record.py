@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,7 @@ def test_one_bad_value_does_not_cost_the_report(run: Path, value: str) -> None:
     line, made_of = record.problems
     assert line == Problem(Trouble.LINE_DAMAGED, "2")
     assert made_of in (Problem(Trouble.ENTRY_DAMAGED, "stages"), Problem(Trouble.MADE_UNREADABLE))
-    (run / "report.html").unlink(missing_ok=True)
+    shutil.rmtree(run / "results")  # which take long to draw, whatever the value
     assert spell_problem(line) in write_report(run).read_text()
 
 
@@ -163,6 +164,7 @@ def test_texts_that_are_none_are_left_out(run: Path, made: str) -> None:
     (run / "made.json").write_text(made.replace("{", f'{{"run": "{_hash(run)}", ', 1))
     record = read_run(run)
     assert record.made == {} and len(record.problems) == 1
+    shutil.rmtree(run / "results")
     assert write_report(run).read_text().endswith("</html>")
 
 
@@ -277,7 +279,7 @@ def test_what_is_of_another_type_in_made_json_is_left_out(
     sealed = made | {"run": _hash(run)} if isinstance(made, dict) else made
     (run / "made.json").write_text(json.dumps(sealed))
     record = read_run(run)
-    render_report(record)
+    render_report(dataclasses.replace(record, results={}))
     assert record.made == {}
     assert record.problems == [problem]
 
