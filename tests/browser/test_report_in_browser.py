@@ -396,12 +396,18 @@ def test_how_long_the_report_takes_to_open_is_reported(
     assert loaded > 0
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    runs = [synthetic.write_run(folder / name) for name in ("seed-0", "seed-1", "compiled")]
+    return write_comparison(runs, folder / "compared.html")
+
+
 @pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_runs_side_by_side_fit_the_page_and_are_drawn(
-    browser: Browser, tmp_path: Path, width: int
+    browser: Browser, compared: Path, width: int
 ) -> None:
-    runs = [synthetic.write_run(tmp_path / name) for name in ("seed-0", "seed-1", "compiled")]
-    opened = Opener(browser, write_comparison(runs, tmp_path / "compared.html"))(width)
+    opened = Opener(browser, compared)(width)
     page = opened.page
     page.evaluate("report.drawAll()")
     page.wait_for_selector("figure.card[data-drawn]")

@@ -475,11 +475,11 @@ print(statuses)
 """Runs commands one after another, and prints their statuses."""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_what_a_terminal_cannot_write_does_not_change_the_status(
     warm_python: WarmPython, run: Path, encoding: str
 ) -> None:
-    odd = run.parent / os.fsdecode(b"r\xff \xe2\x80\x94")  # no UTF-8, and a dash that Latin-1 lacks
+    odd = run.parent / os.fsdecode(b"r\xff \xe2\x80\x94")  # no UTF-8, and a dash that ASCII lacks
     shutil.copytree(run, odd)
     commands = [["evaluate", odd, "--length", "2", "--samples", "4"], ["report", odd], ["tasks"]]
     commands = [list(map(str, words)) for words in [*commands, ["report", odd / "absent"]]]
@@ -701,7 +701,9 @@ def test_a_setting_of_a_runs_model_that_is_wrong_is_refused(
 ) -> None:
     document = json.loads((run / name).read_text())
     model = document["model"] if name == "config.json" else document
-    for key in ("d_model", "n_layers", "n_heads", "d_vocab_out", "norm", "causal", "n_loops"):
+    keys = ("d_model", "norm", "causal", "n_layers", "n_heads", "d_vocab_out", "n_loops")
+    # Both files come to one check of a model's settings: of the second, a key of each type.
+    for key in keys if name == "config.json" else keys[:3]:
         changed = dict(model) | {key: value}
         whole = document | {"model": changed} if name == "config.json" else changed
         (run / name).write_text(json.dumps(whole))

@@ -158,16 +158,18 @@ def ends(model: LoopedTransformer, x: torch.Tensor, n_loops: int, at: Any, added
 def differences(
     model: LoopedTransformer, x: torch.Tensor, n_loops: int, at: Any, *, own: bool = False
 ) -> torch.Tensor:
-    """The transport from a place by central differences, one component and position at a time."""
+    """The transport from a place by central differences, one position at a time."""
     n_examples, n_pos = x.shape
     width = model.config.d_model
     J = torch.zeros(width, width, dtype=torch.float64)
+    each = x.repeat(width, 1)  # all examples for one component, then for the next
     for pos in range(n_pos):
-        for j in range(width):
-            added = torch.zeros(n_examples, n_pos, width, dtype=torch.float64)
-            added[:, pos, j] = EPS
-            change = ends(model, x, n_loops, at, added) - ends(model, x, n_loops, at, -added)
-            J[:, j] += (change[:, pos] if own else change.sum(1)).sum(0) / (2 * EPS)
+        added = torch.zeros(width, n_examples, n_pos, width, dtype=torch.float64)
+        added[:, :, pos] = EPS * torch.eye(width, dtype=torch.float64)[:, None]
+        added = added.flatten(0, 1)
+        change = ends(model, each, n_loops, at, added) - ends(model, each, n_loops, at, -added)
+        change = (change[:, pos] if own else change.sum(1)).unflatten(0, (width, n_examples))
+        J += change.sum(1).T / (2 * EPS)
     return J / (n_examples * n_pos)
 
 
