@@ -69,7 +69,7 @@ def make_studies_small() -> None:
 
     @functools.wraps(score_edges)
     def of_eight(model: Any, base: Any, source: Any, **options: Any) -> Any:
-        small = {"n_steps": 2, "curve_points": 2}
+        small: dict[str, Any] = {"n_steps": 2, "curve_points": 2}
         return score_edges(model, base[:8], source[:8], **options | small)
 
     decompiler.decompilation_study = of_three_digits
