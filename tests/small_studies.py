@@ -1,20 +1,37 @@
-"""The first lines of a page, script or notebook in the tests: the dearest studies in small, as
-rooms test them.
-
-Most sizes that a page passes itself are as they are printed; a few are cut to a limit.
-"""
+"""The dearest studies in small, for tests of what is made with them: pages, scripts, notebooks,
+whole analyses. Their own sizes are tried in the tests of their rooms."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
+import pytest
 
-def make_studies_small() -> None:
-    """A notebook may take any name for its own: whatever is needed later is local here."""
-    import functools
-    import inspect
+BEFORE_A_SCRIPT = """\
+from tests.small_studies import make_studies_small
+make_studies_small()
+del make_studies_small
+"""
+"""The first lines of a page, script or notebook that runs with small studies."""
 
+
+def decompile_little(patch: pytest.MonkeyPatch, *, draws: int = 300) -> None:
+    """Few contexts, inputs and ``draws`` of interchanges decide on a program; lengths stay."""
+    from loopinterp import decompiler
+    from loopinterp.decompiler import decompilation
+
+    little = {"contexts": 6, "tries": 2, "examples": 8, "tolerances": (0.0, 0.05)}
+    _by_default(patch, decompiler.decompile, **little)
+    held_out = decompilation.held_out
+    patch.setattr(decompilation, "held_out", lambda r, p, _, seeds: held_out(r, p, draws, seeds))
+
+
+def make_studies_small(patch: pytest.MonkeyPatch | None = None) -> None:
+    """Sizes that a caller passes stay, but for those that are cut to a limit here."""
     from loopinterp import (
+        benchmark,
         comparison,
         decompiler,
         dynamics,
@@ -26,62 +43,78 @@ def make_studies_small() -> None:
     )
     from loopinterp.comparison import SpreadPairs, program_comparison
 
-    def by_default(function: Any, **small: Any) -> None:
-        # Those of the innermost function hold however it is called, and by whom.
-        defaults = inspect.unwrap(function).__kwdefaults__
-        assert small.keys() <= defaults.keys()
-        defaults.update(small)
+    patch = patch or pytest.MonkeyPatch()
 
     def at_most(room: Any, name: str, **sizes: int) -> None:
-        function = getattr(room, name)
-        assert sizes.keys() <= inspect.signature(function).parameters.keys()
-
-        @functools.wraps(function)
-        def smaller(*arguments: Any, **options: Any) -> Any:
+        def smaller(study: Any, *arguments: Any, **options: Any) -> Any:
             small = {one: min(options.get(one, most), most) for one, most in sizes.items()}
-            return function(*arguments, **options | small)
+            return study(*arguments, **options | small)
 
-        setattr(room, name, smaller)
+        assert sizes.keys() <= inspect.signature(getattr(room, name)).parameters.keys()
+        _instead(patch, room, name, smaller)
 
     at_most(features, "train_autoencoder", steps=20)
     at_most(training, "evaluate", n_samples=20)
     at_most(probing, "carry_study", n=14, n_train=16, n_test=16)
     at_most(dynamics, "basin_map", points=5)
     at_most(dynamics, "reachability_study", n_loops=40, n_draws=1)
+    at_most(dynamics, "input_dependence_study", n_loops=50)
     at_most(dynamics, "geometry_study", n_loops=24)
     at_most(programs, "equivalence", interventions=512, exhaustive_to=3)
-    at_most(comparison, "reduction_study", pairs=64, batch_size=64)
     at_most(decompiler, "decompile", n_exchanges=200)
 
-    study, compare = decompiler.decompilation_study, comparison.compare_programs
-    score_edges = edges.edge_study
-
-    @functools.wraps(study)
-    def of_three_digits(*arguments: Any, **options: Any) -> Any:
+    def of_three_digits(study: Any, *arguments: Any, **options: Any) -> Any:
         small = {"n": 3, "lengths": [3, 4], "n_exchanges": 100}
         return study(*arguments, **options | small)
 
-    @functools.wraps(compare)
-    def of_one_length(model: Any, programs: Any, data: Any, **options: Any) -> Any:
-        data = [data[0][:128]] if isinstance(data, list) else data
+    def of_few_inputs(study: Any, model: Any, programs: Any, data: Any, **options: Any) -> Any:
+        data = [batch[:64] for batch in data[:2]] if isinstance(data, list) else data
         programs = [*programs[3:7], programs[-1]] if len(programs) > 8 else programs  # of addition
-        return compare(model, programs, data, **options)
+        return study(model, programs, data, **options)
 
-    @functools.wraps(score_edges)
-    def of_eight(model: Any, base: Any, source: Any, **options: Any) -> Any:
+    def of_eight(study: Any, model: Any, base: Any, source: Any, **options: Any) -> Any:
         small: dict[str, Any] = {"n_steps": 2, "curve_points": 2}
-        return score_edges(model, base[:8], source[:8], **options | small)
+        return study(model, base[:8], source[:8], **options | small)
 
-    decompiler.decompilation_study = of_three_digits
-    edges.edge_study = of_eight
-    comparison.compare_programs = of_one_length
-    by_default(SpreadPairs.__init__, pairs=128)
-    program_comparison.TO_IDENTIFY = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
-    little = {"n": 4, "lengths": (4, 5), "contexts": 6, "tries": 2, "examples": 8}
-    by_default(decompiler.decompile, **little, n_exchanges=200)
+    def of_few_pairs(study: Any, *arguments: Any, **options: Any) -> Any:
+        return study(*arguments, **{"ranks": (1, 2)} | options | {"pairs": 32})
+
+    def of_few(study: Any, model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
+        return study(model, data[:24], *arguments, **options)
+
+    def of_few_models(study: Any, programs: Any, **options: Any) -> Any:
+        small = {"disguises": options.get("disguises", ())[:1], "examples": 32}
+        programs = programs[:1] if len(programs) > 2 else programs
+        return study(programs, **options | small | {"n": min(options.get("n", 4), 4)})
+
+    def of_one_direction(study: Any, *arguments: Any, **options: Any) -> Any:
+        small = {"ranks": (1,), "steps": 2, "pairs": SpreadPairs(pairs=64)}
+        return study(*arguments, **options | small)
+
+    _instead(patch, decompiler, "decompilation_study", of_three_digits)
+    _instead(patch, comparison, "compare_programs", of_few_inputs)
+    _instead(patch, comparison, "decodability", of_few)
+    _instead(patch, comparison, "reduction_study", of_few_pairs)
+    _instead(patch, comparison, "search_subspaces", of_one_direction)
+    _instead(patch, edges, "edge_study", of_eight)
+    _instead(patch, benchmark, "known_models", of_few_models)
+    _by_default(patch, SpreadPairs.__init__, pairs=128)
+    to_identify = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
+    patch.setattr(program_comparison, "TO_IDENTIFY", to_identify)
+    decompile_little(patch, draws=1000)  # fewer name no program
+    _by_default(patch, decompiler.decompile, n=4, lengths=(4, 5), n_exchanges=200)
     spaces = {"k": 2, "growth_loops": 2, "lyapunov_loops": 8, "max_vectors": 8, "max_products": 24}
-    by_default(dynamics.local_stability_study, **spaces)
+    _by_default(patch, dynamics.local_stability_study, **spaces)
 
 
-if __name__ == "__main__":  # as in a kernel, and not where pytest imports all there is
-    make_studies_small()
+def _by_default(patch: pytest.MonkeyPatch, function: Any, **small: Any) -> None:
+    # Those of the innermost function hold however it is called, and by whom.
+    defaults = inspect.unwrap(function).__kwdefaults__
+    assert small.keys() <= defaults.keys()
+    for size, value in small.items():
+        patch.setitem(defaults, size, value)
+
+
+def _instead(patch: pytest.MonkeyPatch, room: Any, name: str, smaller: Any) -> None:
+    study = getattr(room, name)
+    patch.setattr(room, name, functools.wraps(study)(functools.partial(smaller, study)))

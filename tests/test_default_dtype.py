@@ -14,13 +14,8 @@ import torch
 from loopinterp import edges, interventions, probing
 from loopinterp.core.results import load_result
 from loopinterp.tasks import Addition, as_batch, get_task
-from tests.test_study_arguments import (
-    OF_A_TASK,
-    OF_GIVEN_PAIRS,
-    STUDIES,
-    _model,
-    decompile_little,
-)
+from tests.small_studies import decompile_little
+from tests.test_study_arguments import OF_A_TASK, OF_GIVEN_PAIRS, STUDIES, _model
 
 
 @pytest.fixture(autouse=True)

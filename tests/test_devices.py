@@ -42,7 +42,8 @@ from loopinterp.zoo import pretrained_run
 from tests.adapters.kinds import KINDS
 from tests.pretend_gpu import DEVICE, OnDevice, WouldWait, no_waiting, pretend_gpu
 from tests.refusals import naming
-from tests.test_study_arguments import OF_A_TASK, decompile_little
+from tests.small_studies import decompile_little
+from tests.test_study_arguments import OF_A_TASK
 from tests.test_study_arguments import STUDIES as ASKED
 from tests.training.tiny_run import TINY
 

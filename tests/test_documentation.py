@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_studies import BEFORE_A_SCRIPT
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +26,6 @@ import torch
 torch.set_num_threads(1)
 del warnings, torch
 """
-SMALL = Path(__file__).with_name("small_studies.py").read_text().partition("annotations\n")[2]
 SMALL_STUDIES = re.compile(
     r"compare_programs|decompil|local_stability|carry_study|edge_study|autoencoder"
 )
@@ -39,7 +39,7 @@ def test_the_python_of_a_page_runs(
     shutil.copytree(barely_trained, tmp_path / "runs" / "demo")
     blocks = BLOCK.findall(page.read_text())
     code = "\n".join(blocks)
-    script = BEFORE + (SMALL if SMALL_STUDIES.search(code) else "") + code
+    script = BEFORE + (BEFORE_A_SCRIPT if SMALL_STUDIES.search(code) else "") + code
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = warm_python.run("-c", script, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -96,18 +96,6 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def decompile_little(patch: pytest.MonkeyPatch) -> None:
-    """Of its sizes, the study of decompilation lets only the exchanges be chosen."""
-    from loopinterp.decompiler import decompilation
-
-    sizes = inspect.unwrap(decompiler.decompile).__kwdefaults__
-    little = {"contexts": 6, "tries": 2, "examples": 8, "tolerances": (0.05,)}
-    for size, small in little.items():
-        patch.setitem(sizes, size, small)
-    held_out = decompilation.held_out
-    patch.setattr(decompilation, "held_out", lambda r, p, _, draws: held_out(r, p, 300, draws))
-
-
 def _width_of(model: Any) -> int:
     return getattr(getattr(model, "config", None), "d_model", 16)
 

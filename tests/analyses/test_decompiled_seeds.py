@@ -7,7 +7,7 @@ import pytest
 
 from analyses.decompiled_seeds import FILE, PAGE, PROGRAMS, SEEDS, measured, side_by_side
 from analyses.tables_in_pages import PAGES, RESULTS, put
-from tests.test_study_arguments import decompile_little
+from tests.small_studies import decompile_little
 
 STORED = pd.read_csv(RESULTS / FILE)
 

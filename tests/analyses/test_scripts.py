@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from loopinterp.app.runs import compile_run
+from tests.small_studies import BEFORE_A_SCRIPT
 from tests.warm_python import Started, WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -47,8 +48,6 @@ TABLES["notebook_models"] = ["--steps", "2", "--samples", "2", "--to", "8", *TIN
 
 COMPARING = {"circuit_vs_program", "ground_truth", "near_misses", "own_program", "seeds"}
 """Scripts that run with small studies: most of their time went into comparisons of programs."""
-
-SMALL_STUDIES = (ROOT / "tests" / "small_studies.py").read_text()
 
 ELSEWHERE = (
     *(
@@ -126,7 +125,7 @@ def script(warm_python: WarmPython) -> Run:
         if name in COMPARING:
             lines = ["import runpy, sys", f"sys.path[0] = {str(ROOT / 'analyses')!r}"]
             lines.append(f"runpy.run_path({command[0]!r}, run_name='__main__')")
-            command = ["-c", "\n".join([SMALL_STUDIES, *lines])]
+            command = ["-c", "\n".join([BEFORE_A_SCRIPT, *lines])]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = warm_python.run(*command, *arguments, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr
@@ -240,7 +239,7 @@ def test_a_notebook_runs(
             cell.source = cell.source.replace(number, fewer)
     if name in FEWER:
         assert "2000" not in "".join(cell.source for cell in notebook.cells)
-    first = f"{SMALL_STUDIES if name in DEAR else ''}\n{NO_IRIS}"
+    first = f"{BEFORE_A_SCRIPT if name in DEAR else ''}\n{NO_IRIS}"
     notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     notebook = run_notebooks.execute(notebook, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
