@@ -137,8 +137,9 @@ def interchanged(model: PublishedModel, tokens: Tensor) -> Tensor:
     return InterchangeRun(model, pairs).interchange()
 
 
-@pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize("name", ["ouro", "huginn", "hrm_text"])
+@pytest.mark.parametrize(
+    ("name", "odd"), [("ouro", 0), ("ouro", 1), ("huginn", 0), ("hrm_text", 1)]
+)
 def test_layers_on_another_device_show_their_activations_on_that_of_the_input(
     name: str, odd: int
 ) -> None:

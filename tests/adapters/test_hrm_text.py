@@ -45,7 +45,7 @@ def test_a_prefix_sees_all_of_itself(n_prefix: int) -> None:
     ],
 )
 def test_the_models_own_generate_writes_the_same_tokens(sampler: dict[str, Any]) -> None:
-    for n_loops in (1, 2, 4):
+    for n_loops in (2,) if sampler else (1, 2, 4):  # a token is drawn from the last loop alike
         published: Any = hrm_text.tiny(H_cycles=n_loops, initializer_range=0.3)
         how: dict[str, Any] = {"max_new_tokens": 10, "eos_token_id": None}
         how["attention_mask"] = torch.ones_like(_tokens())  # else made of the padding token

@@ -66,8 +66,27 @@ ONE_MAP = {"reachability", "basin_map", "input_dependence", "local_stability"}
 """Studies of a step that is the same at every loop."""
 
 
-@every
-@pytest.mark.parametrize("study", sorted(STUDIES))
+FAMILIES = [
+    ("ouro", "nanbeige"),
+    ("huginn", "retrofitted"),
+    ("hrm", "trm"),
+    ("hrm_text",),
+    ("albert", "albert-groups", "albert-states"),
+]
+"""Adapters that differ in sizes and in which of a family's parts they have."""
+BY_TURNS = [
+    (family[k % len(family)], study)
+    for k, study in enumerate(sorted(STUDIES))
+    for family in FAMILIES
+]
+"""Each study on every family, and on its members by turns: no study knows which it has."""
+
+
+def test_every_adapter_has_its_turn() -> None:
+    assert {name for name, _ in BY_TURNS} | {"ouro-grouped"} == {*KINDS}
+
+
+@pytest.mark.parametrize(("name", "study"), BY_TURNS)
 def test_a_study_runs(name: str, study: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loopinterp.dynamics.local_stability.LIMIT_LOOPS", 8)  # random: no limit
     if takes_loop(adapted(name)) and study in ONE_MAP:
@@ -95,6 +114,8 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
         model, base, source, n_loops=n_loops, component=component, loops=[loop], metric=_metric
     )
     states = model(source, n_loops=n_loops, return_type="states")
+    _, cache = model.run_with_cache(source, n_loops=n_loops)
+    measured_ends = [float(_metric(x.detach()).mean()) for x in ends]
     at = {"loop": loop, "pos": "all"}
     for layer in result.data["layer"].values:
         site = model.site(
@@ -103,7 +124,6 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
             layer=None if component == "state" else int(layer),
             n_loops=n_loops,
         )
-        _, cache = model.run_with_cache(source, n_loops=n_loops, names_filter=site)
         for head in result.data["head"].values:
             if component == "state":
                 put = states[loop]
@@ -122,8 +142,8 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
 
                 hooks = [(site, swap)]
             logits = model.run_with_hooks(base, n_loops=n_loops, fwd_hooks=hooks)
-            measured = [float(_metric(x.detach()).mean()) for x in (logits, *ends)]
-            effect = (measured[0] - measured[1]) / (measured[2] - measured[1])
+            before, after = measured_ends
+            effect = (float(_metric(logits.detach()).mean()) - before) / (after - before)
             swept = result.data["effect"].sel(**at, layer=layer, head=head).item()
             assert swept == pytest.approx(effect, abs=1e-3)
 
@@ -164,12 +184,13 @@ def test_a_state_of_one_prompt_in_the_run_of_another(name: str) -> None:
 def test_without_what_one_loop_writes_it_is_the_run_in_which_hooks_write_nothing(name: str) -> None:
     model, batch = adapted(name), _batch(name)
     parts = [part for part in ("attn_out", "mlp_out") if f"hook_{part}" in model.addresses().kinds]
+    ends = (0, model.n_loops - 1)
     result = interventions.ablation_study(
-        model, batch, components=parts, kinds=("zero",), when=("one",), together=True
+        model, batch, components=parts, kinds=("zero",), when=("one",), loops=ends, together=True
     )
     agrees = result.data["agreement"].sel(part="all of them", pos="all", estimate="value").squeeze()
     clean = model(batch.inputs).argmax(-1)
-    for loop in (0, model.n_loops - 1):
+    for loop in ends:
         sites = [model.site(part, loop=loop, layer=slice(None)) for part in parts]
         hooks = [(sites, lambda x, hook: torch.zeros_like(x))]
         answers = model.run_with_hooks(batch.inputs, fwd_hooks=hooks).argmax(-1)

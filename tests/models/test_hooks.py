@@ -310,6 +310,8 @@ def test_a_compiled_model_fires_the_hooks_that_are_on(first: str) -> None:
     need_same(changed=True)
     model.reset_hooks()
     need_same(changed=False)
+    if first != "a clean run":  # what comes next does not hang on what came first
+        return
     model.add_hook(SITE, double)  # at the same site another
     need_same(changed=True)
     model.reset_hooks()

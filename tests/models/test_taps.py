@@ -61,7 +61,9 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "subspaces": lambda out: comparison.search_subspaces(
         _ripple(), BATCH, "ripple", ranks=(1,), steps=1
     ),
-    "edges": lambda out: edges.edge_study(_ripple(), BATCH, OTHER, methods=["eap"], curve_points=1),
+    "edges": lambda out: edges.edge_study(
+        _model(), BATCH, OTHER, n_loops=1, methods=["eap"], curve_points=1
+    ),
     "vjp": lambda out: dynamics.vjp(lambda h: h * h, torch.ones(1, 2, 3), torch.ones(1, 2, 3)),
 }
 
@@ -102,7 +104,7 @@ def test_weights_made_in_inference_mode_are_what_is_refused(name: str) -> None:
         "tuned lens": lambda model: lenses.fit_tuned_lens(model, BATCH, n_loops=2, steps=1),
         "jacobian lens": lambda model: lenses.fit_jacobian_lens(model, BATCH, n_loops=2),
         "edges": lambda model: edges.edge_study(
-            model, BATCH, OTHER, n_loops=2, methods=["eap"], curve_points=1
+            model, BATCH, OTHER, n_loops=1, methods=["eap"], curve_points=1
         ),
     }
     with pytest.raises(InputError) as refused:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from transformer_lens import head_detector, patching
@@ -343,7 +344,21 @@ def _patching(name: str) -> Callable[[Setting], Any]:
             "mlp_out",
             index_axis_names=("layer", "pos"),
         )
-    return lambda s: function(s.model, s.corrupted, s.clean_cache, s.metric)
+    return lambda s: _patched(name, s)
+
+
+SWEEPS = {
+    name: functools.cache(function)
+    for name, function in vars(patching).items()
+    if isinstance(function, functools.partial)
+}
+"""Each sweep of one activation runs once: those of many stack its result."""
+
+
+def _patched(name: str, s: Setting) -> Any:
+    with mock.patch.multiple(patching, **SWEEPS):
+        function = getattr(patching, name)
+        return function(s.model, s.corrupted, s.clean_cache, s.metric, baseline=False)
 
 
 def patching_functions() -> list[str]:

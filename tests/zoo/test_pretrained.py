@@ -33,7 +33,7 @@ from tests.training.tiny_run import refused
 
 PACKAGE = Path(loopinterp.__file__).parent
 NAMES = sorted(list_pretrained().index)
-SAMPLES = 12
+SAMPLES = 8
 
 
 @pytest.mark.parametrize("name", NAMES)
