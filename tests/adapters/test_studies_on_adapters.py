@@ -114,12 +114,13 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
         model, base, source, n_loops=n_loops, component=component, loops=[loop], metric=_metric
     )
     states = model(source, n_loops=n_loops, return_type="states")
-    _, cache = model.run_with_cache(source, n_loops=n_loops)
+    kind = "hook_state_pre" if component == "state" else component
+    _, cache = model.run_with_cache(source, n_loops=n_loops, names_filter=kind, loops=[loop])
     measured_ends = [float(_metric(x.detach()).mean()) for x in ends]
     at = {"loop": loop, "pos": "all"}
     for layer in result.data["layer"].values:
         site = model.site(
-            "hook_state_pre" if component == "state" else component,
+            kind,
             loop=loop,
             layer=None if component == "state" else int(layer),
             n_loops=n_loops,
