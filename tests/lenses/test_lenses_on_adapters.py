@@ -14,6 +14,8 @@ from tests.lenses.lens_toys import end_by_hook
 
 every = pytest.mark.parametrize("name", [name for name in KINDS if name != "ouro-grouped"])
 LOOPS = 2
+FAMILIES = ("ouro", "huginn", "hrm", "hrm_text", "albert-groups")
+"""One adapter of each family."""
 
 
 @every
@@ -21,8 +23,10 @@ def test_every_lens_is_exact_at_the_end(name: str) -> None:
     model, x = adapted(name), tokens_of(name, 2, 3)
     others = tokens_of(name, 1, 2, seed=3)
     tuned = fit_tuned_lens(model, others, n_loops=LOOPS, inside=True, steps=2)
-    jacobian = fit_jacobian_lens(model, others, n_loops=LOOPS, inside=True)
-    for lens in ("logit", "coda", tuned, jacobian):
+    jacobian = None
+    if name in FAMILIES:  # its places are those of the tuned lens, whichever the adapter
+        jacobian = fit_jacobian_lens(model, others, n_loops=LOOPS, inside=True)
+    for lens in filter(None, ("logit", "coda", tuned, jacobian)):
         result = lens_study(model, x, lens=lens, n_loops=LOOPS, inside=True)
         kl = result.data["kl"].sel(loop=LOOPS)
         if lens == "logit" and result.has_coda:

@@ -275,8 +275,10 @@ def test_hooks_see_the_prompt_and_then_each_new_position(use_cache: bool) -> Non
     assert [shape[-2:] for shape in shapes] == [*zip(queries, (5, 6, 7))]
 
 
-@pytest.mark.parametrize("name", ["demo", "surround", "abacus on input"])
-@pytest.mark.parametrize("number", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("demo", 1), ("surround", 4), *(("abacus on input", number) for number in (0, 1, 4))],
+)
 def test_a_hook_of_one_new_token_changes_its_position_alone(name: str, number: int) -> None:
     model, site = decoder(name), "loops.1.hook_state_post"
     seen: list[tuple[int, ...]] = []
