@@ -12,10 +12,11 @@ import pytest
 from loopinterp.compiler import draw_program
 from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.figures.circuit_graph import fragment
-from loopinterp.pages import write_circuit_page
+from loopinterp.pages import write_circuit_page, write_report
 from loopinterp.pages.assets import asset
 from loopinterp.programs import get_program, list_programs
-from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
+from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage, faults_of_accessibility
+from tests.pages import synthetic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -32,6 +33,7 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
   if (drawn.length !== 1) return [`${drawn.length} drawings at once`];
   const nodes = [...drawn[0].querySelectorAll('.node .box')];
   const words = [...drawn[0].querySelectorAll('text')];
+  const sizes = new Map(words.map((word) => [word, size(word)]));
   const name = (node) => node.closest('[data-node]')?.dataset.node || node.textContent;
   const rest = root.querySelectorAll('.circuit-bar *, .circuit-side > *');
   for (const part of [...nodes, ...words, ...rest]) {
@@ -40,7 +42,7 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
     if (box.width && out) found.push(`${name(part)} is out`);
   }
   words.forEach((word, k) => {
-    const a = size(word);
+    const a = sizes.get(word);
     const shrunk = size(drawn[0]).width / drawn[0].viewBox.baseVal.width;
     const letters = parseFloat(getComputedStyle(word).fontSize) * shrunk;
     if (letters < 10) found.push(`${name(word)} is small`);
@@ -50,7 +52,7 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
       if (a.left < b.left - 0.5 || a.right > b.right + 0.5) found.push(`${name(word)} is cut off`);
     }
     for (const other of words.slice(k + 1)) {
-      const b = size(other);
+      const b = sizes.get(other);
       const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
       const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
       if (across > 1 && down > 2) found.push(`${name(word)} overlaps ${name(other)}`);
@@ -58,6 +60,16 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
   });
   return found;
 })"""
+
+
+# Folded, with nothing chosen, and the keyboard at the top of the page.
+_AS_OPENED = """() => {
+  document.querySelector('.circuit [data-view=folded]').click();
+  const chosen = document.querySelector('.circuit [aria-pressed=true]:is(.node, [data-name])');
+  chosen?.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+  document.activeElement.blur();
+  return [...document.querySelectorAll('.circuit .near')].length;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +96,27 @@ def test_every_stock_program_can_be_read(browser: Browser, programs_page: Path, 
     page.context.close()
 
 
+@pytest.fixture(scope="module")
+def held() -> CircuitGraph:
+    return draw_program(get_program("ripple_held_2"))
+
+
+@pytest.fixture(scope="module")
+def held_page(held: CircuitGraph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_circuit_page(held, tmp_path_factory.mktemp("held") / "c.html")
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, held_page: Path) -> OpenPage:
+    return Opener(browser, held_page)()
+
+
 @pytest.fixture
-def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    path = write_circuit_page(draw_program(get_program("ripple_held_2")), tmp_path / "c.html")
-    opened = Opener(browser, path)()
+def page(opened: OpenPage) -> Iterator[Page]:
+    """A page that tests share, folded and with nothing chosen, as when it was opened."""
+    assert opened.page.evaluate(_AS_OPENED) == 0
     yield opened.page
     assert opened.complaints == []
-    opened.page.context.close()
 
 
 def test_a_node_is_chosen_by_keyboard_and_tells_what_it_is(page: Page) -> None:
@@ -147,14 +173,13 @@ def test_names_in_the_code_are_buttons_of_the_keyboard(page: Page) -> None:
     assert page.evaluate(f"{focused}.closest('.circuit-code')") is None
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_its_page_has_no_fault_of_accessibility_and_can_be_printed(
-    browser: Browser, tmp_path: Path, scheme: str
+    browser: Browser, held_page: Path
 ) -> None:
-    path = write_circuit_page(draw_program(get_program("ripple_held_2")), tmp_path / "c.html")
-    opened = Opener(browser, path)(PHONE, scheme=scheme)
-    page = opened.page
+    page = Opener(browser, held_page)(PHONE, scheme="light").page
     page.locator(".folded.narrow .node").first.click()
+    assert faults_of_accessibility(page) == []
+    page.emulate_media(color_scheme="dark")
     assert faults_of_accessibility(page) == []
     page.set_viewport_size({"width": 680, "height": 1009})
     page.emulate_media(media="print")
@@ -165,17 +190,16 @@ def test_its_page_has_no_fault_of_accessibility_and_can_be_printed(
     page.context.close()
 
 
-def test_unfolded_a_node_of_one_loop_is_chosen_alone(page: Page) -> None:
+def test_unfolded_a_node_of_one_loop_is_chosen_alone(page: Page, held: CircuitGraph) -> None:
     page.get_by_role("button", name="8 loops").click()
     page.locator(".unfolded.wide .node[data-key='3:carry']").click()
     near = page.locator(".unfolded.wide .edge.near")
     ends = near.evaluate_all("(all) => all.map((e) => [e.dataset.source, e.dataset.target])")
     assert ends and all("3:carry" in pair for pair in ends)
-    graph = draw_program(get_program("ripple_held_2"))
-    assert len(ends) == sum("3:carry" in edge[:2] for edge in graph.unfolded(8))
+    assert len(ends) == sum("3:carry" in edge[:2] for edge in held.unfolded(8))
 
 
-def test_the_drawing_is_saved_as_a_file(page: Page) -> None:
+def test_the_drawing_is_saved_as_a_file(page: Page, held: CircuitGraph) -> None:
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Image (SVG)").click()
     assert waiting.value.suggested_filename == "ripple_held_2-folded.svg"
@@ -184,8 +208,7 @@ def test_the_drawing_is_saved_as_a_file(page: Page) -> None:
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Data (JSON)").click()
     assert waiting.value.suggested_filename == "ripple_held_2.json"
-    graph = draw_program(get_program("ripple_held_2"))
-    assert json.loads(waiting.value.path().read_text()) == json.loads(graph.to_json())
+    assert json.loads(waiting.value.path().read_text()) == json.loads(held.to_json())
 
 
 def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
@@ -199,16 +222,20 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
     opened.page.context.close()
 
 
-def test_the_circuit_of_the_report_takes_the_colours_of_the_page(opener: Opener) -> None:
+def test_the_circuit_of_the_report_takes_the_colours_of_the_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = synthetic.write_run(tmp_path / "demo", sections=("program",))
+    page = Opener(browser, write_report(run))(scheme="light").page
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    page.locator(".with-circuit .node").first.wait_for(state="attached")
     shades = set()
     for scheme in ("light", "dark"):
-        page = opener(scheme=scheme).page
-        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        page.locator(".with-circuit .node").first.wait_for(state="attached")
+        page.emulate_media(color_scheme=scheme)
         assert page.evaluate(_FAULTS) == []
         page.locator(".with-circuit .wide .node").first.click()
         shades.add(
             page.evaluate("getComputedStyle(document.querySelector('.circuit-svg .box')).fill")
         )
-        page.context.close()
     assert len(shades) == 2
+    page.context.close()

@@ -107,7 +107,9 @@ def test_of_zeros_a_program_makes_no_claim_and_that_is_said(page: Page) -> None:
     assert claim.is_visible()
 
 
-def test_an_example_is_typed_and_what_is_none_is_refused(page: Page) -> None:
+def test_an_example_is_typed_and_what_is_none_is_refused_without_fault_of_accessibility(
+    page: Page,
+) -> None:
     page.get_by_label("Example", exact=True).fill("5 + 6")
     page.get_by_role("button", name="Show").press("Enter")
     answered(page, 1)
@@ -118,7 +120,4 @@ def test_an_example_is_typed_and_what_is_none_is_refused(page: Page) -> None:
     answered(page, 2)
     alert, refused = page.get_by_role("alert").inner_text(), "'<img src=x>' at place 0"
     assert refused in alert and page.locator("img").count() == 0
-
-
-def test_it_has_no_fault_of_accessibility(page: Page) -> None:
     assert faults_of_accessibility(page) == []

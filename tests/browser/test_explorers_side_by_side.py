@@ -24,6 +24,10 @@ _CHOSEN = """(nodes) => nodes.map(({ explorer: { state, data } }) =>
   ({ ...state, tokens: data.examples[state.example].tokens.join(' ') }))"""
 _CORNERS = """(nodes) => nodes.map((node) => node.getBoundingClientRect())
   .map(({ x, y }) => [Math.round(x), Math.round(y)])"""
+_TO_LOOP_3 = """({ explorer }) => {
+  const loops = explorer.data.examples.map((one) => one.loops);
+  explorer.select({ example: loops.indexOf(Math.max(...loops)), loop: 3 });
+}"""
 _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -49,8 +53,9 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_comparison(runs, folder / "page.html")
 
 
-@pytest.fixture(params=[WIDE, PHONE])
+@pytest.fixture(scope="module", params=[WIDE, PHONE])
 def page(browser: Browser, page_path: Path, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page that tests share; what is done in it is tried at one width alone."""
     opened = Opener(browser, page_path)(request.param)
     opened.page.wait_for_function(
         "() => [...document.querySelectorAll('.explorer')].every((one) => one.explorer)"
@@ -77,6 +82,7 @@ def test_they_stand_side_by_side_or_one_below_the_other(page: Page) -> None:
     assert faults_of_accessibility(page) == []
 
 
+@pytest.mark.parametrize("page", [WIDE], indirect=True)
 def test_what_is_chosen_in_one_is_chosen_in_all(page: Page) -> None:
     shared = "BOS " + " ".join(f"{7 >> k & 1}+{9 >> k & 1}" for k in range(4))
     first, second = page.locator(".explorer").all()
@@ -112,10 +118,12 @@ def test_what_is_chosen_in_one_is_chosen_in_all(page: Page) -> None:
     assert a["tokens"] == shared != b["tokens"] and (a["loop"], b["loop"]) == (5, 6)
 
 
+@pytest.mark.parametrize("page", [WIDE], indirect=True)
 def test_play_in_one_plays_all_to_their_ends(page: Page) -> None:
     first, second = page.locator(".explorer").all()
-    second.locator(".x-scroll").press("PageDown")
-    second.locator(".x-scroll").press("Home")
+    # From the third loop of the longer example, which has one more than the other run's.
+    second.evaluate(_TO_LOOP_3)
+    assert [one["loop"] for one in chosen(page)] == [3, 3]
     first.get_by_role("button", name="Play").press("Enter")
     assert second.get_by_role("button", name="Pause").is_visible()
     page.wait_for_function(
