@@ -113,18 +113,20 @@ def run_until_shown(page: Page, shown: Locator) -> None:
     from playwright.sync_api import TimeoutError as NotYet
 
     cell = page.locator(".jp-Notebook .jp-CodeCell").first
-    lost = "() => document.querySelector('.jp-CodeCell .jp-InputPrompt').innerText.includes('[ ]')"
+    prompt = "document.querySelector('.jp-CodeCell .jp-InputPrompt').innerText"
     for _ in range(10):
         cell.click()
+        before = page.evaluate(prompt)
         page.keyboard.press("Control+Enter")
-        page.wait_for_timeout(1500)
         try:
-            if not page.evaluate(lost):
-                shown.wait_for(timeout=45_000)
-                return
+            # It has a star while it runs and then a new number.
+            page.wait_for_function(f"(before) => {prompt} !== before", arg=before, timeout=1500)
+            done = f"(before) => {prompt} !== before && /\\d/.test({prompt})"
+            page.wait_for_function(done, arg=before, timeout=45_000)
+            shown.wait_for(timeout=45_000)
+            return
         except NotYet:
-            pass
-        page.reload()
+            page.reload()
     shown.wait_for()
 
 
