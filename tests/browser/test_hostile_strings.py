@@ -183,7 +183,7 @@ def every_result() -> dict[str, Result]:
     source = as_batch(Addition(), n=4, batch_size=16, seed=1)
     own = {
         "search_subspaces": lambda: comparison.search_subspaces(
-            model, batch, "ripple", steps=1, ranks=(1, 2), pairs=comparison.SpreadPairs(pairs=32)
+            model, batch, "ripple", steps=1, ranks=(1,), pairs=comparison.SpreadPairs(pairs=32)
         ),
         "decompilation_study": lambda: decompiler.decompilation_study(
             model, task, n=3, lengths=[3], n_exchanges=100
