@@ -329,13 +329,14 @@ def test_a_figure_in_space_brings_its_own_library_beside_the_flat_ones(
     way = Series("way", [0, 1], [0, 1])
     flat = line_panels([LinePanel([way], "y")], x_title="x")
     space = space_figure([way], {"way": np.array([0, 1])}, titles=["1", "2", "3"])
+    space.update_layout(height=160)  # in software, a small space is drawn sooner
     plots = {"Flat": flat, "In space": space, "Flat again": flat}
     findings_of.register(Spatial, lambda _: [])
     figures = [Figure(title=title, plot=plot, caption="") for title, plot in plots.items()]
     figures_of.register(Spatial, lambda _: figures)
     found = Spatial.of(synthetic.Took(1.0), section="other")
     page_path = write_results({"a": found}, tmp_path / "page.html", title="x")
-    page = Opener(browser, page_path)(PHONE).page  # in software, a small space is drawn sooner
+    page = Opener(browser, page_path)(PHONE).page
     page.evaluate("report.drawAll()")
     page.wait_for_function(
         "() => document.querySelectorAll('figure.card[data-drawn]').length === 3"
