@@ -44,12 +44,11 @@ def compared(
     return compare_programs(model, list(listed), data)
 
 
-@pytest.mark.parametrize("mutation", [held_out_of_phase, forgotten_the_second_time])
 @pytest.mark.parametrize(
-    ("name", "variable", "n"),
+    ("name", "variable", "n", "mutation"),
     [
-        ("ripple", "carry", 6),
-        ("copy", "symbol", 4),  # of twice as many positions
+        ("ripple", "carry", 6, held_out_of_phase),
+        ("copy", "symbol", 4, forgotten_the_second_time),  # of twice as many positions
     ],
 )
 def test_what_shows_after_states_of_another_loop_or_a_second_interchange_only(
