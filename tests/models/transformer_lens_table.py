@@ -347,7 +347,7 @@ def _patching(name: str) -> Callable[[Setting], Any]:
     return lambda s: _patched(name, s)
 
 
-SWEEPS = {
+SWEEPS: dict[str, Any] = {
     name: functools.cache(function)
     for name, function in vars(patching).items()
     if isinstance(function, functools.partial)
