@@ -217,13 +217,18 @@ def calibrate(cells: Sequence[Cell]) -> dict[tuple[str, str, str], float]:
             scores = [each.scores[rule, scope] for each in cells]
             if min(float((x.amin(0) <= threshold).double().mean()) for x in scores) >= 0.99:
                 stops = (first_ready(x, threshold) for x in scores)
-                right = (~each.wrong.gather(0, at[None]) for each, at in zip(cells, stops))
-                reached[threshold] = min(float(x.double().mean()) for x in right)
+                wrong = (wrong_at(*pair) for pair in zip(cells, stops))
+                reached[threshold] = min(float((~x).double().mean()) for x in wrong)
         good = sorted(x for x in reached if reached[x] >= max(reached.values()) - 0.01)
         if good:
             ends = good[-1], good[len(good) // 2], good[0]
             chosen |= {(rule, scope, choice): x for choice, x in zip(CHOICES, ends)}
     return chosen
+
+
+def wrong_at(each: Cell, loops: Tensor) -> Tensor:
+    """Whether each example is wrong after its number of loops."""
+    return each.wrong.gather(0, loops[None])[0]
 
 
 def outcome(each: Cell, loops: Tensor | int, moves: Tensor | None = None) -> dict[str, float]:
@@ -238,8 +243,8 @@ def outcome(each: Cell, loops: Tensor | int, moves: Tensor | None = None) -> dic
     found = {"loops": float(stop.double().mean())}
     if int(stop.max()) > last or int(stop.min()) < 0:
         return found | {"exact_match": math.nan}
-    wrong, by_another = (each.wrong.gather(0, x[None])[0] for x in (stop, stop.roll(1)))
-    lost = wrong & ~each.wrong.gather(0, at.clamp(max=last)[None])[0]
+    wrong, by_another = (wrong_at(each, x) for x in (stop, stop.roll(1)))
+    lost = wrong & ~wrong_at(each, at.clamp(max=last))
     shares = {"exact_match": ~wrong, "another": ~by_another, "early": stop < at, "late": stop > at}
     shares |= {f"{when}_lost": shares[when] & lost for when in ("early", "late")}
     if moves is not None and shares["early_lost"].any():

@@ -118,15 +118,6 @@ def node() -> str:
 
 
 @pytest.fixture
-def fewer_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program is named on a third of the usual pairs."""
-    from loopinterp.comparison import SpreadPairs, program_comparison
-
-    fewer = SpreadPairs(pairs=2048, same_value=128, repeated=0.5)
-    monkeypatch.setattr(program_comparison, "TO_IDENTIFY", fewer)
-
-
-@pytest.fixture
 def no_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that pass what the annotations forbid, to see the library's own error for it."""
     from jaxtyping import config

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +27,23 @@ def decompile_little(patch: pytest.MonkeyPatch, *, draws: int = 300) -> None:
     _by_default(patch, decompiler.decompile, **little)
     held_out = decompilation.held_out
     patch.setattr(decompilation, "held_out", lambda r, p, _, seeds: held_out(r, p, draws, seeds))
+
+
+def fit_little(patch: pytest.MonkeyPatch) -> None:
+    """A tuned lens that a study fits itself is fitted in a tenth of the steps."""
+    from loopinterp import lenses
+
+    _by_default(patch, lenses.fit_tuned_lens, steps=20)
+
+
+def name_on_few_pairs(
+    patch: pytest.MonkeyPatch, module: ModuleType, pairs: int, *, same_value: int = 64
+) -> None:
+    """A program is named on some of the usual pairs."""
+    from loopinterp.comparison import SpreadPairs
+
+    fewer = SpreadPairs(pairs=pairs, same_value=same_value, repeated=0.5)
+    patch.setattr(module, "TO_IDENTIFY", fewer)
 
 
 def make_studies_small(patch: pytest.MonkeyPatch | None = None) -> None:
@@ -99,8 +117,7 @@ def make_studies_small(patch: pytest.MonkeyPatch | None = None) -> None:
     _instead(patch, edges, "edge_study", of_eight)
     _instead(patch, benchmark, "known_models", of_few_models)
     _by_default(patch, SpreadPairs.__init__, pairs=128)
-    to_identify = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
-    patch.setattr(program_comparison, "TO_IDENTIFY", to_identify)
+    name_on_few_pairs(patch, program_comparison, 512)
     decompile_little(patch, draws=1000)  # fewer name no program
     _by_default(patch, decompiler.decompile, n=4, lengths=(4, 5), n_exchanges=200)
     spaces = {"k": 2, "growth_loops": 2, "lyapunov_loops": 8, "max_vectors": 8, "max_products": 24}

@@ -35,8 +35,8 @@ def measure(model: Any, seed: int, hops: int, n_loops: int, n: int) -> list[dict
     source, last = tokens.roll(1, 0), torch.full((n,), tokens.shape[1] - 1)
     logits, cache = model.run_with_cache(tokens, n_loops=n_loops)
     clean, generator, rows = logits[:, -1].argmax(-1), torch.Generator().manual_seed(seed), []
-    last_loop = {"n_loops": n_loops, "start_at_loop": n_loops - 1}  # the others stay as they are
-    last_loop["state"] = cache[f"loops.{n_loops - 1}.{SITES['state']}"]
+    state = cache[f"loops.{n_loops - 1}.{SITES['state']}"]  # the loops before stay as they are
+    last_loop = {"n_loops": n_loops, "start_at_loop": n_loops - 1, "state": state}
     chain = torch.stack([hop(tokens, last, k) for k in range(hops + 1)], 1)
     off = torch.tensor([[x for x in range(2, 48) if x not in at][9] for at in chain.tolist()])
     places = [*enumerate(chain.unbind(1)), (-1, off)]

@@ -50,8 +50,8 @@ def of_run(known: Known, tokens: torch.Tensor, n_loops: int) -> pd.DataFrame:
         _, cache = model.run_with_cache(ran, **start, names_filter=wanted)
         for (part, u), pair in names.items():
             hooks = [(name, lambda _, hook, new=cache[name]: new) for name in pair]
-            start |= {"start_at_loop": u, "state": own[u]}
-            answers = model.run_with_hooks(tokens, **start, fwd_hooks=hooks)[:, -1].argmax(-1)
+            reader = {"n_loops": n_loops, "start_at_loop": u, "state": own[u]}
+            answers = model.run_with_hooks(tokens, **reader, fwd_hooks=hooks)[:, -1].argmax(-1)
             row = {**known.who, "source": source, "part": part, "n_loops": n_loops}
             share = wilson_estimate(int((answers != clean).sum()), len(tokens))
             rows.append({**row, "written": t + 1, "read": u + 1, **columns(share)})

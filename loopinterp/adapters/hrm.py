@@ -41,6 +41,7 @@ from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.layers import attend
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.weights import seeded
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Integer
@@ -369,7 +370,7 @@ def read_puzzle_checkpoint(path: str, *, seq_len: PositiveInt | None = None) -> 
         sizes["num_puzzle_identifiers"] = _rows(weights, "puzzle_emb.weights", file)
     prefix = sizes.get("puzzle_emb_len") or -(-width // sizes["hidden_size"])
     sizes["seq_len"] = _length(weights, seq_len, prefix)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0):  # its first weights are replaced
         model = code.model(sizes).eval()
     fix = f"Restore the file, or the {SETTINGS} that it was saved with."
     check_tensors(weights, model.state_dict(), f"weights {file}", fix=fix)

@@ -20,6 +20,7 @@ from loopinterp.core.text import track
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.paired_runs import numbered
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import Task
@@ -194,7 +195,8 @@ def _balanced(
     """Sources (loop and input as one index) for each position, all values equally often."""
     n_batch = values.shape[2]
     by_source = values.flatten(1, 2)
-    kinds = by_source.flatten(1).unique(dim=1)
+    states = by_source.flatten(1)
+    kinds = states[:, numbered(states)[1]]  # [variable, kind]
     # Whether each source has each combination of values, [source, pos, kind].
     same = (by_source[..., None] == kinds[:, None, None]).all(0)
     weight = (same / same.sum(0).clamp(min=1)).sum(-1)

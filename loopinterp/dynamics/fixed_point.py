@@ -247,7 +247,9 @@ class _CycleWatch:
         near = miss <= self.tol * scale + self.atol
         if lag > 1:  # after one step it would be a fixed point
             self.period = torch.where(near & first_turn, lag, self.period)
-        cycles = self._turned(miss, near, lag, scale) if self.checking.any() else self.period
+        cycles = torch.zeros_like(self.period)
+        if self.checking.any():
+            cycles = self._turned(miss, near, lag, scale)
         if self.n_steps & (self.n_steps - 1) == 0:
             self._move_anchor(x)
         return cycles

@@ -146,3 +146,13 @@ def native(name: str, tokens: Tensor, n_loops: int) -> Tensor:
     model = adapted(name)
     start = model.initial_state(model.embed(tokens))
     return KINDS[name].native(model.published, tokens, n_loops, start)
+
+
+FAMILIES = [
+    ("ouro", "nanbeige"),
+    ("huginn", "retrofitted"),
+    ("hrm", "trm"),
+    ("hrm_text",),
+    ("albert-groups", "albert", "albert-states"),
+]
+"""Adapters that differ in sizes and in which of a family's parts they have."""

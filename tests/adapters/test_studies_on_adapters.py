@@ -15,7 +15,7 @@ from loopinterp.edges.unrolled_graph import layout_of
 from loopinterp.models import ResidualBelow, iterate, run_until
 from loopinterp.models.protocol import takes_loop
 from loopinterp.tasks import Batch
-from tests.adapters.kinds import KINDS, adapted, tokens_of
+from tests.adapters.kinds import FAMILIES, KINDS, adapted, tokens_of
 
 every = pytest.mark.parametrize("name", [name for name in KINDS if name != "ouro-grouped"])
 
@@ -66,14 +66,6 @@ ONE_MAP = {"reachability", "basin_map", "input_dependence", "local_stability"}
 """Studies of a step that is the same at every loop."""
 
 
-FAMILIES = [
-    ("ouro", "nanbeige"),
-    ("huginn", "retrofitted"),
-    ("hrm", "trm"),
-    ("hrm_text",),
-    ("albert", "albert-groups", "albert-states"),
-]
-"""Adapters that differ in sizes and in which of a family's parts they have."""
 BY_TURNS = [
     (family[k % len(family)], study)
     for k, study in enumerate(sorted(STUDIES))

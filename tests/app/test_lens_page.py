@@ -22,7 +22,7 @@ from loopinterp.pages import Exploration
 from loopinterp.tasks import typed_example
 from tests.adapters.published import hrm_text, ouro
 from tests.cli.test_cli import Command, assert_refused, command
-from tests.lenses.lens_toys import fit_little
+from tests.small_studies import fit_little
 
 __all__ = ["command"]
 

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 
 from loopinterp.benchmark import FalseNames, false_names_study, ground_truth
-from loopinterp.comparison import SpreadPairs
 from loopinterp.compiler import rotate
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.programs import list_programs
+from tests.small_studies import name_on_few_pairs
 
 BARE, ROTATED = ("bare", []), ("rotated", [partial(rotate, seed=0)])
 
@@ -21,8 +21,7 @@ def short_studies():
     """Short inputs, and a twelfth of the pairs with which a program is named."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ground_truth, "LENGTHS", {"addition": 4, "prefix_sum": 4})
-        fewer = SpreadPairs(pairs=512, same_value=64, repeated=0.5)
-        patch.setattr(ground_truth, "TO_IDENTIFY", fewer)
+        name_on_few_pairs(patch, ground_truth, 512)
         yield
 
 

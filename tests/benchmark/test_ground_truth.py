@@ -24,19 +24,19 @@ from loopinterp.benchmark.mechanism_scores import (
     score_probes,
     score_verdict,
 )
-from loopinterp.comparison import SpreadPairs, program_comparison
+from loopinterp.comparison import program_comparison
 from loopinterp.compiler.circuit import Directions
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.programs import full, get_program, var
+from tests.small_studies import name_on_few_pairs
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_pairs():
     """A program is named on a sixth of the usual pairs."""
-    fewer = SpreadPairs(pairs=1024, same_value=96, repeated=0.5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_comparison, "TO_IDENTIFY", fewer)
+        name_on_few_pairs(patch, program_comparison, 1024, same_value=96)
         yield
 
 

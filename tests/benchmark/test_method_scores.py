@@ -25,13 +25,14 @@ from loopinterp.benchmark import (
     score_program,
     score_variables,
 )
-from loopinterp.comparison import SpreadPairs, program_comparison
+from loopinterp.comparison import program_comparison
 from loopinterp.core.errors import InputError
 from loopinterp.decompiler import Decompiled
 from loopinterp.decompiler.evidence import INTERCHANGED
 from loopinterp.edges import UnrolledGraph, edge_study, edges_recovered, program_edges
 from loopinterp.programs import get_program
 from loopinterp.programs.mutations import negated
+from tests.small_studies import name_on_few_pairs
 
 
 @cache
@@ -186,8 +187,7 @@ def test_the_name_of_a_program_is_not_a_program() -> None:
 def test_the_comparison_names_the_program_if_it_is_listed_and_no_other_if_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fewer = SpreadPairs(pairs=768, same_value=64, repeated=0.5)
-    monkeypatch.setattr(program_comparison, "TO_IDENTIFY", fewer)
+    name_on_few_pairs(monkeypatch, program_comparison, 768)
     known = known_circuit("ripple.distracted-rotated")
     identified = by_comparing(known.exercise)
     assert identified is not None and identified.name == "ripple"

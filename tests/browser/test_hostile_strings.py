@@ -176,6 +176,13 @@ def taken(
 
 
 @cache
+def a_circuit() -> tuple[Any, dict[str, str]]:
+    """A saved drawing of a circuit, and the hostile strings with which it is read."""
+    saved = json.loads(draw_program(get_program("ripple")).to_json())
+    return saved, taken(saved, CircuitGraph.from_dict, hostile(texts_of(saved)))
+
+
+@cache
 def every_result() -> dict[str, Result]:
     """A result of every study of a model, by the study's name."""
     model: Any = compile_program("ripple", max_length=17).model
@@ -316,9 +323,8 @@ def test_strings_of_results(
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     pages: dict[str, dict[str, Result]] = {ATTACKS[0]: {}, "harmless": {}}
     # Names of the parts of a circuit, which stand in results too, are soon found in one alone.
-    circuit = json.loads(draw_program(get_program("ripple")).to_json())
-    asked = hostile(texts_of(circuit))
-    refused = asked.keys() - taken(circuit, CircuitGraph.from_dict, asked).keys()
+    circuit, bad = a_circuit()
+    refused = {*texts_of(circuit)} - bad.keys()
     for k, (name, result) in enumerate(every_result().items()):
         bad, good, changed = hostile_and_harmless(result, tmp_path, refused)
         assert changed >= 4, name
@@ -398,8 +404,7 @@ def test_half_a_character_in_a_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_strings_of_a_circuit(browser: Browser, tmp_path: Path) -> None:
-    saved = json.loads(draw_program(get_program("ripple")).to_json())
-    bad = taken(saved, CircuitGraph.from_dict, hostile(texts_of(saved)))
+    saved, bad = a_circuit()
     assert len(bad) > 8
     shown = []
     for names in (bad, harmless(bad)):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from loopinterp.lenses import fit_tuned_lens
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 
 
@@ -104,8 +101,3 @@ def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str
     """The state after a loop whose last layer, with the hook ``last``, puts out x."""
     hooks = [(last, lambda residual, hook: x)]
     return model.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
-
-
-def fit_little(patch: pytest.MonkeyPatch) -> None:
-    """A tuned lens that a study fits itself is fitted in a tenth of the steps."""
-    patch.setitem(inspect.unwrap(fit_tuned_lens).__kwdefaults__, "steps", 20)

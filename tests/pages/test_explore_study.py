@@ -21,7 +21,7 @@ from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.tasks import Addition, Batch, TokenAddition
 from loopinterp.tasks.task import IGNORE
 from tests.adapters.kinds import KINDS, adapted, tokens_of
-from tests.lenses.lens_toys import fit_little
+from tests.small_studies import fit_little
 
 
 def inputs_of(exploration: Exploration, example: int) -> torch.Tensor:
