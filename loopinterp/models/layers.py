@@ -68,9 +68,9 @@ class Attention(nn.Module):
         ``forks`` replace ``x`` as input of queries, keys and values, per head.
         """
         batch, n_pos, _ = x.shape
-        # [batch, pos, qkv, head, d_head], then each part [batch, head, pos, d_head].
+        # From [batch, pos, qkv, head, d_head], each part [batch, head, pos, d_head].
         split = self.qkv(x).view(batch, n_pos, 3, self.n_heads, self.d_head)
-        parts = [part.transpose(1, 2) for part in split.unbind(2)]
+        parts = [*split.permute(2, 0, 3, 1, 4).unbind(0)]
         for which, fork in enumerate(forks):
             if fork is None:
                 continue

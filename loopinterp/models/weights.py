@@ -47,7 +47,12 @@ class LinearMap(nn.Linear):
     """``x W^T + b``, also of several models ``[model, d_out, d_in]``."""
 
     def forward(self, input: Float[Tensor, "*row d_in"]) -> Float[Tensor, "*row d_out"]:
-        weight, bias = self.weight, self.bias
+        held = self._parameters
+        try:  # of attributes of a module, each is looked for elsewhere first
+            weight, bias = held["weight"], held["bias"]
+        except KeyError:  # parametrised or pruned
+            weight, bias = self.weight, self.bias
+        assert weight is not None
         if weight.dim() == 2:
             return F.linear(input, weight, bias)
         # Of several models: [model, row, d_in] times [model, d_in, d_out].
