@@ -15,7 +15,19 @@ if TYPE_CHECKING:
 
 WIDE, PHONE = 1440, 390
 _AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
+# The address bar of each window is two pages of its own, of half a second each. This switch takes
+# the place of Playwright's, so what of it concerns pages is said again.
+_OFF = [
+    "WebUIOmniboxPopup",
+    "WebUIOmniboxAimPopup",
+    "HttpsUpgrades",
+    "MediaRouter",
+    "OptimizationHints",
+    "PaintHolding",
+    "ThirdPartyStoragePartitioning",
+]
 _QUIET = [
+    f"--disable-features={','.join(_OFF)}",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-background-networking",
