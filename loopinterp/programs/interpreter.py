@@ -112,19 +112,19 @@ class Interpreter:
         values: dict[Expr, Any] = dict(self._fixed)
         for node, used_up in plan:
             match node:
+                case nodes.Elementwise() | nodes.TokMap():
+                    args = [values[child] for child in node.children]
+                    value = apply_operation(node, args, _short_code)
+                case nodes.Var():
+                    if node.name not in variables:
+                        raise unknown_name("variable", node.name, variables)
+                    value = variables[node.name]
                 case nodes.Tokens():
                     value = self.tokens
                 case nodes.Indices():
                     value = self.indices
                 case nodes.Full():
                     value = torch.full_like(self.indices, node.value)
-                case nodes.Var():
-                    if node.name not in variables:
-                        raise unknown_name("variable", node.name, variables)
-                    value = variables[node.name]
-                case nodes.Elementwise() | nodes.TokMap():
-                    args = [values[child] for child in node.children]
-                    value = apply_operation(node, args, partial(code, short=True))
                 case nodes.ShiftRight():
                     x = values[node.x]
                     n = min(node.n, x.shape[1])
@@ -146,6 +146,9 @@ class Interpreter:
             for child in used_up:
                 del values[child]
         return {node: values[node] for node in results}
+
+
+_short_code = partial(code, short=True)
 
 
 def apply_operation(
