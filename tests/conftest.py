@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from tests import runtime_types
+from tests.small_studies import BEFORE_SCRIPTS
 from tests.warm_python import WarmPython
 
 gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
@@ -95,6 +96,14 @@ def barely_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm_python() -> Iterator[WarmPython]:
     """Runs scripts in processes of their own, without the time that imports take."""
     python = WarmPython()
+    yield python
+    python.close()
+
+
+@pytest.fixture(scope="session")
+def small_studies() -> Iterator[WarmPython]:
+    """The same with small studies; the package is imported."""
+    python = WarmPython(BEFORE_SCRIPTS)
     yield python
     python.close()
 

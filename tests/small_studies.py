@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BEFORE_A_SCRIPT = """\
+BEFORE_SCRIPTS = f"""\
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
 from tests.small_studies import make_studies_small
 make_studies_small()
-del make_studies_small
+del sys.path[0]
 """
-"""The first lines of a page, script or notebook that runs with small studies."""
+"""What comes before pages, scripts and notebooks that run with small studies."""
 
 
 def decompile_little(patch: pytest.MonkeyPatch, *, draws: int = 300) -> None:

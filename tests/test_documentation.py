@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.small_studies import BEFORE_A_SCRIPT
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,14 +33,18 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(
-    page: Path, tmp_path: Path, barely_trained: Path, warm_python: WarmPython
+    page: Path,
+    tmp_path: Path,
+    barely_trained: Path,
+    warm_python: WarmPython,
+    small_studies: WarmPython,
 ) -> None:
     shutil.copytree(barely_trained, tmp_path / "runs" / "demo")
     blocks = BLOCK.findall(page.read_text())
     code = "\n".join(blocks)
-    script = BEFORE + (BEFORE_A_SCRIPT if SMALL_STUDIES.search(code) else "") + code
+    python = small_studies if SMALL_STUDIES.search(code) else warm_python
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = warm_python.run("-c", script, cwd=tmp_path, env=environment, timeout=300)
+    done = python.run("-c", BEFORE + code, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -60,3 +60,11 @@ def test_one_leaves_nothing_to_the_next(warm_python: WarmPython, tmp_path: Path)
     after = "import os, torch; print(os.getcwd(), hasattr(torch, 'left'), os.environ.get('LEFT'))"
     assert warm_python.run("-c", after, cwd=tmp_path).stdout == f"{tmp_path} False None\n"
     assert os.environ.get("LEFT") is None
+
+
+def test_what_is_run_first_is_there_for_each_and_for_no_other(warm_python: WarmPython) -> None:
+    other = WarmPython("import torch; torch.first = 1")
+    code = "import torch; print(getattr(torch, 'first', 0)); torch.first = 2"
+    assert [other.run("-c", code).stdout for _ in range(2)] == ["1\n", "1\n"]
+    assert warm_python.run("-c", code).stdout == "0\n"
+    other.close()

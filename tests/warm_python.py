@@ -1,13 +1,15 @@
 """Processes of Python that begin with the heavy packages imported: most of a short script's time.
 
-One process imports what others have written, nothing of this package, and is forked for each
-script. That is a process of its own then, as if Python had been started with its arguments, folder
-and environment: it imports the package, writes to its own streams and ends with its own status.
+One process imports what others have written, nothing of this package, for all workers of a run of
+the tests. It is forked for each :class:`WarmPython`, and that one for each script: a process of its
+own then, as if Python had been started with its arguments, folder and environment. It imports the
+package, writes to its own streams and ends with its own status.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -15,10 +17,12 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -75,12 +79,36 @@ class Started:
 
 
 class WarmPython:
-    """Runs scripts one after another; to be closed."""
+    """Runs scripts one after another; to be closed.
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )  # what it says is read byte by byte, so that none waits where select does not look
+    Args:
+        first: Python that is run once, before all of them.
+    """
+
+    def __init__(self, first: str = "") -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        self._path = Path(tempfile.gettempdir()) / f"warm-{run}"
+        self._connection = socket.socket(socket.AF_UNIX)
+        with _one_at_a_time():
+            try:
+                self._connection.connect(str(self._path))
+            except OSError:  # the first of this run, or the server has ended
+                self._start()
+                self._connection.connect(str(self._path))
+        # Read byte by byte, so that none waits where select does not look.
+        self._said: Any = self._connection.makefile("rb", buffering=0)
+        self._ask(first)
+
+    def _start(self) -> None:
+        self._path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self._path))
+            listener.listen()
+            self._server = subprocess.Popen([sys.executable, __file__], stdin=listener.fileno())
+
+    def _ask(self, what: Any) -> None:
+        self._connection.sendall(f"{json.dumps(what)}\n".encode())
 
     def run(
         self,
@@ -117,7 +145,6 @@ class WarmPython:
 
         ``own_group`` makes it the first of a group of processes, which signals are sent to.
         """
-        assert self.process.stdin is not None and self.process.stdout is not None
         request = {
             "arguments": arguments,
             "cwd": str(cwd or Path.cwd()),
@@ -126,41 +153,75 @@ class WarmPython:
             "timeout": timeout,
             "own_group": own_group,
         }
-        self.process.stdin.write(f"{json.dumps(request)}\n".encode())
-        return Started(int(self.process.stdout.readline()), self.process.stdout)
+        self._ask(request)
+        return Started(int(self._said.readline()), self._said)
 
     def close(self) -> None:
         """End the process that is forked."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self._connection.shutdown(socket.SHUT_WR)
+        self._said.read()  # until it has ended
+        self._said.close()
+        self._connection.close()
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait()
+            self._path.unlink()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _serve() -> dict[str, Any]:
-    """Fork for each request that comes in; in the new process, the request."""
+    """Fork for each connection and then for each request; in that new process, the request."""
     del sys.path[0]  # where this file is
+    listener, parent = socket.socket(fileno=os.dup(0)), os.getppid()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     for package in PACKAGES:
         importlib.import_module(package)
     gc.freeze()  # what is shared is not looked through, and so not copied, in each process
-    while line := sys.stdin.readline():
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            return request
-        if request["own_group"]:
-            os.setpgid(child, child)
-        print(child, flush=True)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # none waits for the ends of connections
+    listener.settimeout(1)
+    while os.getppid() == parent:
+        with suppress(TimeoutError):
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listener.close()
+                return _serve_one(connection)
+            connection.close()
+    Path(listener.getsockname()).unlink(missing_ok=True)
+    os._exit(0)
+
+
+def _serve_one(connection: socket.socket) -> dict[str, Any]:
+    connection.setblocking(True)
+    with connection, connection.makefile("rw") as stream:
+        exec(json.loads(stream.readline()), {})
+        gc.freeze()
+        while line := stream.readline():
+            request = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                return request
+            if request["own_group"]:
+                os.setpgid(child, child)
+            print(child, file=stream, flush=True)
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
     os._exit(0)
 
 
 def _become(request: dict[str, Any]) -> None:
     """Make this process one that was started as the request says, and run its script."""
     signal.alarm(request["timeout"])
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
     for number, path in enumerate(request["streams"], start=1):
         with open(path, "w") as stream:
             os.dup2(stream.fileno(), number)

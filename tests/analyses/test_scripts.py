@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from loopinterp.app.runs import compile_run
-from tests.small_studies import BEFORE_A_SCRIPT
 from tests.warm_python import Started, WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -117,17 +116,14 @@ Run = Callable[[str, list[str], Path], list[str]]
 
 
 @pytest.fixture(scope="module")
-def script(warm_python: WarmPython) -> Run:
+def script(warm_python: WarmPython, small_studies: WarmPython) -> Run:
     """Runs a script in a folder; the lines that it prints."""
 
     def run(name: str, arguments: list[str], folder: Path) -> list[str]:
-        command = [str(ROOT / "analyses" / f"{name}.py")]
-        if name in COMPARING:
-            lines = ["import runpy, sys", f"sys.path[0] = {str(ROOT / 'analyses')!r}"]
-            lines.append(f"runpy.run_path({command[0]!r}, run_name='__main__')")
-            command = ["-c", "\n".join([BEFORE_A_SCRIPT, *lines])]
+        python = small_studies if name in COMPARING else warm_python
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = warm_python.run(*command, *arguments, cwd=folder, env=environment)
+        path = str(ROOT / "analyses" / f"{name}.py")
+        done = python.run(path, *arguments, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -215,6 +211,7 @@ def test_a_notebook_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     warm_python: WarmPython,
+    small_studies: WarmPython,
 ) -> None:
     monkeypatch.setitem(sys.modules, "rfc3987_syntax", None)  # as NO_IRIS
     import nbformat
@@ -227,9 +224,11 @@ def test_a_notebook_runs(
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("STEPS", "30")  # of the notebook that trains a model
 
+    python = small_studies if name in DEAR else warm_python
+
     def warm_kernel(command: list[str], *, cwd: str, env: dict[str, str], **_: Any) -> Started:
         streams = [tmp_path / "stdout", tmp_path / "stderr"]
-        return warm_python.start(command[1:], streams, cwd=cwd, env=env, own_group=True)
+        return python.start(command[1:], streams, cwd=cwd, env=env, own_group=True)
 
     monkeypatch.setattr(local_provisioner, "launch_kernel", warm_kernel)
     stored = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
@@ -239,8 +238,7 @@ def test_a_notebook_runs(
             cell.source = cell.source.replace(number, fewer)
     if name in FEWER:
         assert "2000" not in "".join(cell.source for cell in notebook.cells)
-    first = f"{BEFORE_A_SCRIPT if name in DEAR else ''}\n{NO_IRIS}"
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(NO_IRIS))
     notebook = run_notebooks.execute(notebook, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
     # Where they differ, analyses.run_notebooks makes the outputs of this code.
