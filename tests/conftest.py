@@ -21,6 +21,7 @@ from tests.warm_python import WarmPython
 gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
 runtime_types.install()
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the workers, which begin after this, and of scripts
 os.environ["LOOPINTERP_PROGRESS"] = "0"  # however slow the machine, tests print nothing
 # No test is timed: how long one example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)
