@@ -163,9 +163,10 @@ class WarmPython:
         self._said.close()
         self._connection.close()
         if self._server is not None:
-            self._server.terminate()
-            self._server.wait()
-            self._path.unlink()
+            with _one_at_a_time():  # another worker may be about to connect
+                self._server.terminate()
+                self._server.wait()
+                self._path.unlink()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -156,3 +157,6 @@ FAMILIES = [
     ("albert-groups", "albert", "albert-states"),
 ]
 """Adapters that differ in sizes and in which of a family's parts they have."""
+
+every = pytest.mark.parametrize("name", [name for name in KINDS if name != "ouro-grouped"])
+"""Every adapter, but for a second model of the same one."""

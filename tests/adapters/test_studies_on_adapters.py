@@ -15,9 +15,7 @@ from loopinterp.edges.unrolled_graph import layout_of
 from loopinterp.models import ResidualBelow, iterate, run_until
 from loopinterp.models.protocol import takes_loop
 from loopinterp.tasks import Batch
-from tests.adapters.kinds import FAMILIES, KINDS, adapted, tokens_of
-
-every = pytest.mark.parametrize("name", [name for name in KINDS if name != "ouro-grouped"])
+from tests.adapters.kinds import FAMILIES, KINDS, adapted, every, tokens_of
 
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "convergence": lambda m, d: dynamics.convergence_study(

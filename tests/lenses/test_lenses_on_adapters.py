@@ -9,10 +9,9 @@ import torch
 from loopinterp.lenses import exit_study, fit_jacobian_lens, fit_tuned_lens, lens_study
 from loopinterp.lenses.fitted_lens import layer_hooks, places
 from loopinterp.models import GateAbove, bind, run_until
-from tests.adapters.kinds import FAMILIES, KINDS, adapted, tokens_of
+from tests.adapters.kinds import FAMILIES, KINDS, adapted, every, tokens_of
 from tests.lenses.lens_toys import end_by_hook
 
-every = pytest.mark.parametrize("name", [name for name in KINDS if name != "ouro-grouped"])
 LOOPS = 2
 FIRSTS = [family[0] for family in FAMILIES]
 

@@ -26,12 +26,11 @@ from tests.refusals import naming
 
 SURROUND = {"n_prelude": 1, "n_coda": 2, "n_layers": 2}
 
-
-GRID = list(itertools.product(get_args(Norm), get_args(NormType), get_args(Injection)))
-
 ALTERNATE = [
     (norm, norm_type, injection)
-    for norm, norm_type, injection in GRID
+    for norm, norm_type, injection in itertools.product(
+        get_args(Norm), get_args(NormType), get_args(Injection)
+    )
     if (get_args(Norm).index(norm) + get_args(Injection).index(injection)) % 2
     == get_args(NormType).index(norm_type)
 ]
